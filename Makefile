@@ -1,0 +1,50 @@
+PYTHON ?= python3
+BIN := .venv/bin
+MODEL := .cache/demo-model
+TESTS := tests/kernels tests/deploy tests/plugin tests/service tests/e2e
+
+export RAY_USAGE_STATS_ENABLED := 0
+export VLLM_NO_USAGE_STATS := 1
+export DO_NOT_TRACK := 1
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help setup model demo serve test test-long test-gpu check bench clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+setup:  ## create .venv with everything (PYTHON=python3.12 picks another interpreter)
+	@$(PYTHON) deploy/setup_env.py
+
+model: setup  ## build the demo model
+	@$(BIN)/python -m deploy.demo_model $(MODEL)
+
+demo: model  ## serve the demo model, talk to it, print what was counted, stop
+	@$(BIN)/python -m service demo deploy/serve/cpu-demo.yaml
+
+serve: model  ## serve the demo model until Ctrl-C
+	@$(BIN)/python -m service serve deploy/serve/cpu-demo.yaml
+
+test: setup  ## tests that need no GPU and no patience
+	$(BIN)/pytest -m "not long and not gpu" $(TESTS)
+
+test-long: setup  ## the longer tests
+	$(BIN)/pytest -m "long and not gpu" $(TESTS)
+
+test-gpu: setup  ## the tests that need a GPU
+	@$(BIN)/pytest -m gpu $(TESTS) || { \
+	  status=$$?; [ $$status -eq 5 ] || exit $$status; \
+	  echo "There are no GPU tests in this version: nothing was tested on a GPU."; }
+
+check: setup  ## format, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup  ## check and time the kernels on this machine
+	$(BIN)/deltalog bench kernels
+
+clean:  ## remove what these targets made
+	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist
