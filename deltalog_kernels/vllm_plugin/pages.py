@@ -1,0 +1,44 @@
+"""Where a layer's base state and log lie in vLLM's state pages.
+
+vLLM sizes a page twice: from the model class, to align attention blocks with it, and from each layer,
+to allocate it. Both ask here.
+"""
+
+from dataclasses import replace
+
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.mamba.mamba_utils import MambaStateDtypeCalculator
+
+from deltalog_kernels import GDN, LogLayout
+from deltalog_kernels.traffic import best_merge_interval
+from deltalog_kernels.vllm_plugin.config import DeltaLogConfig
+
+
+def gdn_layout(vllm_config: VllmConfig) -> LogLayout | None:
+    """Layout of this rank's gated-delta-net layers, or None when DeltaLog is off."""
+    config = DeltaLogConfig.from_vllm(vllm_config)
+    if config is None:
+        return None
+    hf_config = vllm_config.model_config.hf_text_config
+    ranks = vllm_config.parallel_config.tensor_parallel_size
+    cache = vllm_config.cache_config
+    _, state_dtype = MambaStateDtypeCalculator.gated_delta_net_state_dtype(
+        vllm_config.model_config.dtype, cache.mamba_cache_dtype, cache.mamba_ssm_cache_dtype
+    )
+    layout = LogLayout(
+        GDN,
+        key_heads=hf_config.linear_num_key_heads // ranks,
+        value_heads=hf_config.linear_num_value_heads // ranks,
+        key_dim=hf_config.linear_key_head_dim,
+        value_dim=hf_config.linear_value_head_dim,
+        merge_interval=1,
+        state_dtype=state_dtype,
+        key_dtype=vllm_config.model_config.dtype,
+    )
+    interval = config.merge_interval
+    return replace(layout, merge_interval=best_merge_interval(layout) if interval == "auto" else interval)
+
+
+def log_states(layout: LogLayout) -> tuple[tuple, tuple]:
+    """Shapes and dtypes of the states that follow vLLM's own in a page; none for write-through."""
+    return (layout.log_shapes, layout.log_dtypes) if layout.capacity else ((), ())

