@@ -1,0 +1,52 @@
+"""Command line of the service: `python -m service serve|demo|validate`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from service.config import ConfigError, load_config
+from service.launch import LaunchError, serve_until_signalled
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+console = Console()
+
+ConfigPath = Annotated[Path, typer.Argument(help="YAML file with a ServiceConfig (service/config.py).")]
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """What a person can act on is printed without a traceback and ends with exit code 1."""
+    try:
+        yield
+    except (ConfigError, LaunchError) as error:
+        Console(stderr=True).print(
+            f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
+        )
+        raise typer.Exit(1) from None
+
+
+@app.command("serve")
+def serve_command(config: ConfigPath) -> None:
+    """Start Ray and the service on this machine and serve until interrupted."""
+    with _explained():
+        serve_until_signalled(load_config(config), console)
+
+
+@app.command()
+def validate(config: ConfigPath) -> None:
+    """Check a configuration, vLLM's engine arguments included, without starting anything."""
+    with _explained():
+        # Importing vLLM takes seconds; only this command needs it here.
+        from service.engine.vllm_engine import engine_args
+
+        for pool in load_config(config).pools:
+            engine_args(pool)
+        console.print(f"{config} is valid.")
+
+
+if __name__ == "__main__":
+    app()

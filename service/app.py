@@ -1,0 +1,34 @@
+"""The application: every deployment of the service and how they are wired."""
+
+from typing import Any
+
+from ray.serve import Application
+
+from service.api.ingress import Ingress
+from service.config import PoolConfig, ServiceConfig, parse_config
+from service.engine.replica import EngineReplica
+
+PROBES = 8
+"""Requests that a replica takes beyond its bound, so that probes get through to a full pool."""
+
+
+def build_app(args: dict[str, Any]) -> Application:
+    """The service of a configuration, for `import_path: service.app:build_app`. Raises ConfigError."""
+    return build(parse_config(args, "args"))
+
+
+def build(config: ServiceConfig) -> Application:
+    """One engine deployment per pool, behind one ingress."""
+    return Ingress.bind(config, [_replicas(pool) for pool in config.pools])
+
+
+def _replicas(pool: PoolConfig) -> Application:
+    return EngineReplica.options(
+        name=pool.name,
+        num_replicas=pool.replicas,
+        max_ongoing_requests=pool.max_concurrent_requests + PROBES,
+        ray_actor_options={"num_cpus": pool.cpus_per_replica},
+        # What stops a model from loading does not go away by trying again.
+        max_constructor_retry_count=1,
+        health_check_period_s=2,
+    ).bind(pool)

@@ -1,0 +1,167 @@
+"""vLLM as the engine: AsyncLLM behind vLLM's own OpenAI serving classes."""
+
+import dataclasses
+import json
+import logging
+import reprlib
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.openai.models.protocol import BaseModelPath
+from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.entrypoints.serve import create_error_response
+from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from service.config import ConfigError, PoolConfig
+from service.engine.protocol import Answer, Endpoint, Message
+from service.errors import ApiError
+from service.metrics import DeltaLogMetrics, LatencyMetrics
+
+_STREAM_ERROR = 'data: {"error"'
+
+
+def engine_args(pool: PoolConfig) -> AsyncEngineArgs:
+    """vLLM's arguments for `pool`. Raises ConfigError for a key that vLLM does not have."""
+    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    for key in sorted(pool.engine_args.keys() - known):
+        raise ConfigError(
+            f"pool {pool.name!r}: engine_args: expected arguments of vLLM's AsyncEngineArgs; got {key!r}; "
+            "remove it or correct its spelling"
+        )
+    deltalog = {} if pool.merge_interval is None else {"deltalog": {"merge_interval": pool.merge_interval}}
+    # The service exports its own metrics; vLLM's default loggers would only print.
+    defaults = {"disable_log_stats": True}
+    return AsyncEngineArgs(
+        model=pool.model,
+        served_model_name=[pool.model_id],
+        additional_config=deltalog,
+        **defaults | pool.engine_args,
+    )
+
+
+class VllmEngine:
+    """One model in vLLM. Building it loads the model and raises what vLLM or the plugin refuses."""
+
+    def __init__(self, pool: PoolConfig) -> None:
+        self._pool = pool
+        self._logger = _LatencyLogger()
+        self._llm = AsyncLLM.from_engine_args(engine_args(pool), stat_loggers=[lambda *_: self._logger])
+        models = OpenAIServingModels(self._llm, [BaseModelPath(name=pool.model_id, model_path=pool.model)])
+        templates: dict[str, Any] = {"chat_template": None, "chat_template_content_format": "auto"}
+        shared: dict[str, Any] = {
+            "online_renderer": OnlineRenderer(
+                self._llm.model_config, self._llm.renderer, request_logger=None, **templates
+            ),
+            "request_logger": None,
+        }
+        chat = OpenAIServingChat(self._llm, models, response_role="assistant", **shared, **templates)
+        completion = OpenAIServingCompletion(self._llm, models, **shared)
+        self._endpoints = {
+            "chat": (ChatCompletionRequest, chat.create_chat_completion),
+            "completion": (CompletionRequest, completion.create_completion),
+        }
+
+    async def start(self) -> None:
+        body = {"model": self._pool.model_id, "prompt": "Ready?", "max_tokens": 1}
+        async for message in self.answer("completion", body):
+            if isinstance(message, Answer) and message.status != 200:
+                raise RuntimeError(f"the model did not generate its first token: {message.body}")
+        # The token that proves the engine ready is nobody's request.
+        self._logger.metrics = LatencyMetrics(self._pool)
+        self._deltalog = None if self._pool.merge_interval is None else DeltaLogMetrics(self._pool)
+
+    async def answer(self, endpoint: Endpoint, body: dict[str, Any]) -> AsyncGenerator[Message, None]:
+        try:
+            result = await self._create(endpoint, body)
+        except ApiError as error:
+            yield Answer.of(error)
+            return
+        if isinstance(result, BaseModel):
+            yield Answer(200, result.model_dump_json())
+            return
+        started = False
+        async with aclosing(result) as events:
+            async for event in events:
+                if event.startswith(_STREAM_ERROR):
+                    # vLLM would close the stream as if it were complete.
+                    yield Answer.of(self._api_error(json.loads(event.removeprefix("data: "))["error"]))
+                    return
+                if not started:
+                    started = True
+                    yield Answer(200, None)
+                yield event
+
+    async def check_health(self) -> None:
+        await self._llm.check_health()
+
+    async def publish(self) -> None:
+        assert self._logger.metrics is not None
+        self._logger.metrics.running_requests.set(self._llm.get_num_unfinished_requests())
+        if self._deltalog is not None:
+            self._deltalog.update(await self._llm.collective_rpc("deltalog_counters"))
+
+    def shutdown(self) -> None:
+        self._llm.shutdown()
+
+    async def _create(self, endpoint: Endpoint, body: dict[str, Any]) -> Any:
+        """vLLM's response, or its stream of SSE events. Raises ApiError."""
+        request_type, create = self._endpoints[endpoint]
+        try:
+            result = await create(request_type.model_validate(body))
+        except ValidationError as error:
+            raise _invalid_request(error) from None
+        except Exception as error:
+            raise self._api_error(create_error_response(error).error.model_dump()) from error
+        if hasattr(result, "error"):
+            raise self._api_error(result.error.model_dump())
+        return result
+
+    def _api_error(self, error: dict[str, Any]) -> ApiError:
+        if self._llm.errored:
+            return ApiError(
+                503,
+                "expected a running engine; it died on an earlier request; send the request again",
+                code="engine_dead",
+            )
+        return ApiError(error["code"], error["message"], param=error["param"])
+
+
+class _LatencyLogger(StatLoggerBase):
+    """Feeds the engine's own timings to the metrics, for streamed and plain requests alike."""
+
+    def __init__(self) -> None:
+        self.metrics: LatencyMetrics | None = None
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+        if self.metrics is None or iteration_stats is None:
+            return
+        for seconds in iteration_stats.time_to_first_tokens_iter:
+            self.metrics.ttft.observe(seconds)
+        for seconds in iteration_stats.inter_token_latencies_iter:
+            self.metrics.itl.observe(seconds)
+        for request in iteration_stats.finished_requests:
+            if request.num_generation_tokens > 1:
+                self.metrics.tpot.observe(request.mean_time_per_output_token)
+        if iteration_stats.num_generation_tokens:
+            self.metrics.generated_tokens.inc(iteration_stats.num_generation_tokens)
+
+
+def _invalid_request(error: ValidationError) -> ApiError:
+    """The first fault of a request body; a union reports one per branch, and the first says enough."""
+    fault = error.errors(include_url=False)[0]
+    param = str(fault["loc"][0]) if fault["loc"] else None
+    expected = fault["msg"].replace("Input should be", "expected")
+    came = reprlib.repr(fault["input"])
+    return ApiError(400, f"{param or 'body'}: {expected}; got {came}; correct it and send again", param=param)

@@ -1,0 +1,117 @@
+"""Start Ray and the service on this machine, and stop both again."""
+
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import ray
+from ray import serve
+from rich.console import Console
+
+from service.app import build
+from service.config import PoolConfig, ServiceConfig
+
+APP_NAME = "deltalog"
+
+
+class LaunchError(Exception):
+    """The service did not start. The message says why and what to do."""
+
+
+def serve_until_signalled(config: ServiceConfig, console: Console) -> None:
+    """Serve until SIGINT or SIGTERM. Raises LaunchError when the service does not come up."""
+    with _running(config, console):
+        console.print(f"Ready: http://{config.host}:{config.port}/v1, metrics on port {config.metrics_port}.")
+        signal.pause()
+
+
+@contextmanager
+def _running(config: ServiceConfig, console: Console) -> Iterator[None]:
+    started_at = time.monotonic()
+
+    def step(text: str) -> None:
+        console.print(f"{time.monotonic() - started_at:6.1f} s  {text}", highlight=False)
+
+    _check(config)
+    _interrupt_on_sigterm()
+    try:
+        step("Starting Ray.")
+        _start_ray(config)
+        for pool in config.pools:
+            step(f"Loading {pool.model_id} into {pool.replicas} replica(s) of pool {pool.name}.")
+        with console.status("Loading the model"):
+            _deploy(config)
+        step("The model answers.")
+        yield
+    except KeyboardInterrupt:
+        step("Stopping on a signal.")
+    finally:
+        if ray.is_initialized():
+            serve.shutdown()
+            ray.shutdown()
+
+
+def _check(config: ServiceConfig) -> None:
+    """Find out before anything starts what would fail or wait for ever."""
+    for setting, port in (("port", config.port), ("metrics_port", config.metrics_port)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((config.host, port))
+            except OSError as error:
+                raise LaunchError(
+                    f"{setting}: expected {config.host}:{port} to be free; got: {error.strerror}; "
+                    f"stop what uses it or set `{setting}` to another port"
+                ) from None
+    needed = sum(pool.replicas * pool.cpus_per_replica for pool in config.pools)
+    available = len(os.sched_getaffinity(0))
+    if needed > available:
+        raise LaunchError(
+            f"pools: expected replicas x cpus_per_replica to fit this machine's {available} CPUs; "
+            f"got {needed}; lower one of the two"
+        )
+    for pool in config.pools:
+        _check_model(pool)
+
+
+def _check_model(pool: PoolConfig) -> None:
+    # vLLM takes a directory that is not there for a name on a hub.
+    if pool.model.startswith((".", "/")) and not Path(pool.model).is_dir():
+        raise LaunchError(
+            f"pool {pool.name!r}: model: expected a directory; got {pool.model!r}, which is none; "
+            "correct the path or build the model"
+        )
+
+
+def _start_ray(config: ServiceConfig) -> None:
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        _metrics_export_port=config.metrics_port,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+    )
+    # Ray has put a handler in the place of ours that ends the process without stopping anything.
+    _interrupt_on_sigterm()
+    serve.start(http_options={"host": config.host, "port": config.port})
+
+
+def _deploy(config: ServiceConfig) -> None:
+    try:
+        serve.run(build(config), name=APP_NAME)
+    except RuntimeError as error:
+        deployments = serve.status().applications[APP_NAME].deployments.values()
+        raise LaunchError("\n".join(d.message for d in deployments if d.message) or str(error)) from None
+
+
+def _interrupt_on_sigterm() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
