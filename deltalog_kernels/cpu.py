@@ -5,8 +5,6 @@ Coefficients (the paper's ReplayPrep) are computed for all rows at once; the pas
 batch. Arithmetic is fp32, or fp64 where the state is.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -14,18 +12,6 @@ from torch import Tensor
 
 from deltalog_kernels.layout import DECAY_LN_MIN, NEUTRAL, NULL_SLOT, SlotMemory, live_length, merges
 from deltalog_kernels.reference import L2_EPS
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """A step is many small operations: waking a second thread for each costs more than it brings, and
-    fifty times the step when another process has the core."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +51,6 @@ def _merge_row(memory: SlotMemory, slot: int, total: Tensor, keys: Tensor, updat
     base.copy_(torch.baddbmm(decayed, updates.transpose(1, 2), keys))
 
 
-@_one_thread()
 def gdn_step(
     q: Tensor,
     k: Tensor,
@@ -121,7 +106,6 @@ def gdn_step(
         _merge_row(memory, int(slots[r]), log.total[r], keys, updates)
 
 
-@_one_thread()
 def fold(memory: SlotMemory, slots: Tensor, live: Tensor) -> None:
     """Merge ``live`` [R] > 0 entries of ``slots`` [R] into their bases. The log is left as it is."""
     layout = memory.layout

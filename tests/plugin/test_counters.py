@@ -1,0 +1,60 @@
+"""The counters against a count by hand: one loop over the positions of each request."""
+
+from pathlib import Path
+
+import pytest
+from engines import engine, random_texts, teacher_forced
+
+from deltalog_kernels.traffic import append, fill, merge, write_through
+
+LAYERS = 3
+PROMPTS, TOKENS = [3, 17, 40, 64], 50
+
+
+def by_hand(layout, chunks: int) -> dict:
+    """What a request's prefill in chunks of ``chunks`` tokens and its decodes must have moved."""
+    interval = layout.merge_interval
+    reads, writes = (dict.fromkeys(("append", "merge", "fold", "fill"), 0) for _ in range(2))
+    merged = baseline = 0
+
+    def add(kind, traffic):
+        reads[kind] += LAYERS * traffic.read_bytes
+        writes[kind] += LAYERS * traffic.write_bytes
+
+    for prompt in PROMPTS:
+        for start in range(0, prompt, chunks):
+            if start % interval:
+                add("fold", merge(layout, start % interval))
+            add("fill", fill(layout, min(start + chunks, prompt) % interval))
+        # The last token is sampled and never decoded.
+        for position in range(prompt, prompt + TOKENS - 1):
+            live = position % interval
+            merging = live == interval - 1
+            add("merge" if merging else "append", (merge if merging else append)(layout, live))
+            merged += LAYERS * merging
+            baseline += LAYERS * write_through(layout).write_bytes
+    return {
+        "merge_interval": interval,
+        "merges": merged,
+        "state_bytes": {"read": reads, "write": writes},
+        "write_through_bytes": {"read": baseline, "write": baseline},
+    }
+
+
+@pytest.mark.parametrize("interval", [1, 8])
+def test_counters_equal_a_count_by_hand(demo_model: Path, interval):
+    # One request at a time, so that chunks are what the loop above says.
+    options = {"max_num_seqs": 1, "max_num_batched_tokens": 10, "enable_prefix_caching": False}
+    with engine(demo_model, interval, **options) as llm:
+        layer = next(m for m in llm.llm_engine.vllm_config.compilation_config.static_forward_context.values()
+                     if hasattr(m, "layout"))  # fmt: skip
+        assert llm.collective_rpc("deltalog_counters")[0]["merges"] == 0
+        teacher_forced(llm, random_texts(PROMPTS, tokens=TOKENS, seed=4))
+        [counters] = llm.collective_rpc("deltalog_counters")
+    last_position = PROMPTS[-1] + TOKENS - 1
+    assert counters.pop("live_entries") == LAYERS * (last_position % interval)
+    assert counters == by_hand(layer.layout, chunks=10)
+    if interval == 8:
+        written = counters["state_bytes"]["write"]
+        ratio = counters["write_through_bytes"]["write"] / (written["append"] + written["merge"])
+        assert 6.5 < ratio < 7.5
