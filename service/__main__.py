@@ -18,11 +18,11 @@ ConfigPath = Annotated[Path, typer.Argument(help="YAML file with a ServiceConfig
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def _explained(*more: type[Exception]) -> Iterator[None]:
     """What a person can act on is printed without a traceback and ends with exit code 1."""
     try:
         yield
-    except (ConfigError, LaunchError) as error:
+    except (ConfigError, LaunchError, *more) as error:
         Console(stderr=True).print(
             f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
         )
@@ -34,6 +34,16 @@ def serve_command(config: ConfigPath) -> None:
     """Start Ray and the service on this machine and serve until interrupted."""
     with _explained():
         serve_until_signalled(load_config(config), console)
+
+
+@app.command()
+def demo(config: ConfigPath = Path("deploy/serve/cpu-demo.yaml")) -> None:
+    """Start the service, send it requests with the openai client, print what was counted, stop it."""
+    # Only this command needs the openai client.
+    from service.demo import DemoError, run_demo
+
+    with _explained(DemoError):
+        run_demo(config, console)
 
 
 @app.command()

@@ -31,4 +31,6 @@ def _replicas(pool: PoolConfig) -> Application:
         # What stops a model from loading does not go away by trying again.
         max_constructor_retry_count=1,
         health_check_period_s=2,
+        # The ingress logs each request; the replica would add a line for every probe.
+        logging_config={"enable_access_log": False},
     ).bind(pool)

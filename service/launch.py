@@ -5,8 +5,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import ray
@@ -15,6 +14,7 @@ from rich.console import Console
 
 from service.app import build
 from service.config import PoolConfig, ServiceConfig
+from service.engine.protocol import EngineStartError
 
 APP_NAME = "deltalog"
 
@@ -25,35 +25,30 @@ class LaunchError(Exception):
 
 def serve_until_signalled(config: ServiceConfig, console: Console) -> None:
     """Serve until SIGINT or SIGTERM. Raises LaunchError when the service does not come up."""
-    with _running(config, console):
-        console.print(f"Ready: http://{config.host}:{config.port}/v1, metrics on port {config.metrics_port}.")
-        signal.pause()
-
-
-@contextmanager
-def _running(config: ServiceConfig, console: Console) -> Iterator[None]:
     started_at = time.monotonic()
 
     def step(text: str) -> None:
-        console.print(f"{time.monotonic() - started_at:6.1f} s  {text}", highlight=False)
+        console.print(f"{time.monotonic() - started_at:6.1f} s  {text}", highlight=False, soft_wrap=True)
 
     _check(config)
     _interrupt_on_sigterm()
-    try:
-        step("Starting Ray.")
-        _start_ray(config)
-        for pool in config.pools:
-            step(f"Loading {pool.model_id} into {pool.replicas} replica(s) of pool {pool.name}.")
-        with console.status("Loading the model"):
-            _deploy(config)
-        step("The model answers.")
-        yield
-    except KeyboardInterrupt:
-        step("Stopping on a signal.")
-    finally:
-        if ray.is_initialized():
-            serve.shutdown()
-            ray.shutdown()
+    with ExitStack() as running:
+        try:
+            step("Starting Ray.")
+            running.callback(ray.shutdown)
+            step(f"Ray runs; it and vLLM log to {_start_ray(config)}.")
+            running.callback(serve.delete, APP_NAME)
+            for pool in config.pools:
+                step(f"Loading {pool.model_id} into {pool.replicas} replica(s) of pool {pool.name}.")
+            with console.status("Loading the model"):
+                _deploy(config)
+            step(
+                f"Ready at http://{config.host}:{config.port}/v1; metrics are on port {config.metrics_port}."
+            )
+            signal.pause()
+        except KeyboardInterrupt:
+            step("Stopping on a signal.")
+    step("Stopped.")
 
 
 def _check(config: ServiceConfig) -> None:
@@ -88,18 +83,22 @@ def _check_model(pool: PoolConfig) -> None:
         )
 
 
-def _start_ray(config: ServiceConfig) -> None:
+def _start_ray(config: ServiceConfig) -> Path:
+    """Start Ray and Serve's HTTP proxy. Returns the directory of their logs."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    ray.init(
+    context = ray.init(
         address="local",
         include_dashboard=False,
         _metrics_export_port=config.metrics_port,
         logging_level=logging.ERROR,
         log_to_driver=False,
+        # A scrape sees what was true a second ago at most; Ray's own default is ten.
+        _system_config={"metrics_report_interval_ms": 1000},
     )
     # Ray has put a handler in the place of ours that ends the process without stopping anything.
     _interrupt_on_sigterm()
     serve.start(http_options={"host": config.host, "port": config.port})
+    return Path(context.address_info["session_dir"]) / "logs"
 
 
 def _deploy(config: ServiceConfig) -> None:
@@ -107,7 +106,10 @@ def _deploy(config: ServiceConfig) -> None:
         serve.run(build(config), name=APP_NAME)
     except RuntimeError as error:
         deployments = serve.status().applications[APP_NAME].deployments.values()
-        raise LaunchError("\n".join(d.message for d in deployments if d.message) or str(error)) from None
+        reasons = [deployment.message for deployment in deployments if deployment.message]
+        # What the engine says of itself is what a person can act on; anything else comes with its traceback.
+        reason = ("\n".join(reasons) or str(error)).rpartition(f"{EngineStartError.__name__}: ")[2]
+        raise LaunchError(reason.strip()) from None
 
 
 def _interrupt_on_sigterm() -> None:

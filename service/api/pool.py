@@ -51,13 +51,14 @@ class Pool:
 
         Closing the generator, or cancelling what waits for it, stops generation.
         """
-        outcome = "aborted"
+        outcome, accepted = "aborted", False
         replies: DeploymentResponseGenerator | None = None
         self._held += 1
         try:
             self._admit()
             replies = self._replica.options(stream=True).answer.remote(endpoint, body)
             await self._accepted(replies)
+            accepted = True
             async for message in replies:
                 if isinstance(message, Answer) and message.body is not None:
                     outcome = _outcome(message.status)
@@ -66,7 +67,7 @@ class Pool:
                 outcome = "ok"
         except Exception as error:
             failure = to_api_error(error)
-            outcome = _outcome(failure.status)
+            outcome = _outcome(failure.status) if accepted else "rejected"
             if failure.status == 500:
                 logger.exception("A request for model %r failed.", self.config.model_id)
             yield Answer.of(failure)
@@ -82,7 +83,7 @@ class Pool:
         if self._held > self.config.max_requests:
             raise ApiError(
                 429,
-                f"expected at most {self.config.max_requests} requests at a time for this model; got one more; "
+                f"expected at most {self.config.max_requests} requests at a time for this model, got more; "
                 "send it again after the time in Retry-After",
                 code="pool_full",
             )
@@ -98,6 +99,4 @@ class Pool:
 def _outcome(status: int) -> str:
     if status < 400:
         return "ok"
-    if status in (429, 503):
-        return "rejected"
     return "client_error" if status < 500 else "error"

@@ -29,11 +29,15 @@ Message = Answer | str
 """An Answer, or the text of one SSE event with its closing blank line."""
 
 
+class EngineStartError(Exception):
+    """The engine refused to start or could not. The message is the engine's own reason."""
+
+
 class Engine(Protocol):
-    """One model, loaded. An engine is ready when its constructor and `start` have returned."""
+    """One model, loaded. Building one, and `start`, raise EngineStartError."""
 
     async def start(self) -> None:
-        """Generate one token the way requests do. Raises RuntimeError when that fails."""
+        """Generate one token the way requests do; the engine is ready when it has."""
 
     def answer(self, endpoint: Endpoint, body: dict[str, Any]) -> AsyncGenerator[Message, None]:
         """Serve one request: an Answer first, then the events of a stream. Closing it stops generation."""

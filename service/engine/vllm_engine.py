@@ -2,10 +2,11 @@
 
 import dataclasses
 import json
-import logging
+import re
 import reprlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -22,7 +23,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from service.config import ConfigError, PoolConfig
-from service.engine.protocol import Answer, Endpoint, Message
+from service.engine.protocol import Answer, Endpoint, EngineStartError, Message
 from service.errors import ApiError
 from service.metrics import DeltaLogMetrics, LatencyMetrics
 
@@ -54,7 +55,10 @@ class VllmEngine:
     def __init__(self, pool: PoolConfig) -> None:
         self._pool = pool
         self._logger = _LatencyLogger()
-        self._llm = AsyncLLM.from_engine_args(engine_args(pool), stat_loggers=[lambda *_: self._logger])
+        try:
+            self._llm = AsyncLLM.from_engine_args(engine_args(pool), stat_loggers=[lambda *_: self._logger])
+        except Exception as error:
+            raise EngineStartError(_start_failure(error)) from error
         models = OpenAIServingModels(self._llm, [BaseModelPath(name=pool.model_id, model_path=pool.model)])
         templates: dict[str, Any] = {"chat_template": None, "chat_template_content_format": "auto"}
         shared: dict[str, Any] = {
@@ -74,7 +78,7 @@ class VllmEngine:
         body = {"model": self._pool.model_id, "prompt": "Ready?", "max_tokens": 1}
         async for message in self.answer("completion", body):
             if isinstance(message, Answer) and message.status != 200:
-                raise RuntimeError(f"the model did not generate its first token: {message.body}")
+                raise EngineStartError(f"the model did not generate its first token: {message.body}")
         # The token that proves the engine ready is nobody's request.
         self._logger.metrics = LatencyMetrics(self._pool)
         self._deltalog = None if self._pool.merge_interval is None else DeltaLogMetrics(self._pool)
@@ -156,6 +160,17 @@ class _LatencyLogger(StatLoggerBase):
                 self.metrics.tpot.observe(request.mean_time_per_output_token)
         if iteration_stats.num_generation_tokens:
             self.metrics.generated_tokens.inc(iteration_stats.num_generation_tokens)
+
+
+def _start_failure(error: Exception) -> str:
+    """The reason in a person's words, out of what vLLM wraps it in."""
+    if isinstance(error, ValidationError):
+        return "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors())
+    # EngineCore only logs why it died, to the output that Ray keeps of this process and its children.
+    output = Path("/proc/self/fd/1").resolve()
+    logged = output.read_text(errors="replace") if output.is_file() else ""
+    reasons = re.findall(r"^\(EngineCore.*\] (\w+(?:Error|Exception): .*)", logged, re.MULTILINE)
+    return reasons[0] if reasons else f"{type(error).__name__}: {error}"
 
 
 def _invalid_request(error: ValidationError) -> ApiError:
