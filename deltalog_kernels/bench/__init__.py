@@ -1,0 +1,1 @@
+"""Benchmarks: each checks its results before it times anything."""

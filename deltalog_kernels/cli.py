@@ -1,0 +1,43 @@
+"""`deltalog`: what this installation can do, and how fast its steps are."""
+
+import platform
+from importlib.metadata import version
+
+import torch
+import typer
+
+from deltalog_kernels.bench import kernels as kernel_bench
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+bench = typer.Typer(no_args_is_help=True, help="Check, then time, then report.")
+app.add_typer(bench, name="bench")
+
+
+@app.command()
+def doctor() -> None:
+    """Say what is installed and whether vLLM would load the plugin. Exits 1 when it would not."""
+    typer.echo(
+        f"deltalog {version('deltalog')}, Python {platform.python_version()}, torch {torch.__version__}"
+    )
+    try:
+        from deltalog_kernels.vllm_plugin import seams
+    except ModuleNotFoundError as missing:
+        typer.echo(f"vLLM: not installed ({missing}); the kernels work alone, the plugin needs vLLM")
+        return
+    typer.echo(seams.describe())
+    problems = seams.problems()
+    for problem in problems:
+        typer.echo(f"problem: {problem}")
+    if problems:
+        raise typer.Exit(1)
+    typer.echo(f"plugin: ready for {', '.join(seams.MODELS)}")
+
+
+@bench.command("kernels")
+def bench_kernels() -> None:
+    """Time the decode steps of this machine's backend, deferred beside write-through."""
+    kernel_bench.run()
+
+
+if __name__ == "__main__":
+    app()
