@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 import torch
-from vllm import __version__ as VLLM_VERSION
+from vllm import __version__ as vllm_version
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.model_executor.models import ModelRegistry
@@ -29,14 +29,14 @@ def install() -> None:
     for architecture in ModelRegistry.get_supported_archs():
         stock = MODELS_CONFIG_MAP.get(architecture, VerifyAndUpdateConfig)
         MODELS_CONFIG_MAP[architecture] = _checked(stock)
-    if VLLM_VERSION.startswith(SUPPORTED_VLLM + "."):
+    if vllm_version.startswith(SUPPORTED_VLLM + "."):
         for architecture, qualname in MODELS.items():
             ModelRegistry.register_model(architecture, qualname)
 
 
 def describe() -> str:
     """The vLLM that is installed, in words."""
-    return f"vLLM {VLLM_VERSION} on {current_platform.device_type}"
+    return f"vLLM {vllm_version} on {current_platform.device_type}"
 
 
 def problems() -> list[str]:
@@ -55,8 +55,8 @@ def _expectations_of_vllm() -> list[tuple[bool, str]]:
     """(whether met, what is expected, what came, what to do) of the installed vLLM."""
     return [
         (
-            VLLM_VERSION.startswith(SUPPORTED_VLLM + "."),
-            f"vLLM {SUPPORTED_VLLM}.x, got {VLLM_VERSION}; install vllm=={SUPPORTED_VLLM}.0",
+            vllm_version.startswith(SUPPORTED_VLLM + "."),
+            f"vLLM {SUPPORTED_VLLM}.x, got {vllm_version}; install vllm=={SUPPORTED_VLLM}.0",
         ),
         (
             current_platform.is_cpu(),
