@@ -5,11 +5,14 @@ the base. Which of the two follows from the row's position (layout.live_length),
 phases share a call and the caller keeps no counter.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from deltalog_kernels import cpu
+from deltalog_kernels.families import GDN, KDA, RWKV6, Family
 from deltalog_kernels.layout import NULL_SLOT, SlotMemory, live_length
 
 
@@ -20,6 +23,22 @@ def gdn_gates(a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Ten
     beta = sigmoid(b), both fp32 [B, HV].
     """
     return -a_log.float().exp() * softplus(a.float() + dt_bias.float()), b.float().sigmoid()
+
+
+def kda_gates(
+    a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor, lower_bound: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Gates of a Kimi-delta-attention layer from its projections, in fp32 whatever the model's dtype.
+
+    a [B, HV, K], b and a_log [.., HV], dt_bias [HV, K]. Returns decay_ln fp32 [B, HV, K], <= 0, and
+    beta = sigmoid(b) fp32 [B, HV]. Without a lower bound decay_ln = -exp(a_log) softplus(a + dt_bias);
+    with one (the safe gate, for example -5) lower_bound sigmoid(exp(a_log) (a + dt_bias)).
+    """
+    if lower_bound is not None and not lower_bound < 0:
+        raise ValueError(f"lower_bound must be below 0, as a log-decay is, got {lower_bound}; negate it")
+    rate, x = a_log.float().exp()[..., None], a.float() + dt_bias.float()
+    decay_ln = -rate * softplus(x) if lower_bound is None else lower_bound * (rate * x).sigmoid()
+    return decay_ln, b.float().sigmoid()
 
 
 def gdn_step(
@@ -50,34 +69,79 @@ def gdn_step(
     scale                                    in      on the query; None is K^-1/2
     out        [B, HV, V]   floating point   out     returned; allocated in v's dtype when None
 
-    Slots of one call must differ. Raises ValueError on a shape or dtype that does not fit, and
+    Slots of one call must differ. Raises ValueError on a shape, dtype or family that does not fit, and
     NotImplementedError on a device without a backend.
     """
-    layout = memory.layout
-    rows = slot_ids.shape[0] if slot_ids.dim() == 1 else -1
-    if out is None:
-        out = torch.empty_like(v)
-    qk_shape, v_shape = (rows, layout.key_heads, layout.key_dim), (rows, layout.value_heads, layout.value_dim)
-    _check_shape("slot_ids", slot_ids, (rows,))
-    _check_shape("positions", positions, (rows,))
-    for name, tensor, shape in (
-        ("q", q, qk_shape),
-        ("k", k, qk_shape),
-        ("v", v, v_shape),
-        ("decay_ln", decay_ln, (rows, layout.value_heads)),
-        ("beta", beta, (rows, layout.value_heads)),
-        ("out", out, v_shape),
-    ):
-        _check_shape(name, tensor, shape)
-    if k.dtype != layout.key_dtype:
-        raise ValueError(
-            f"k must be {layout.key_dtype}, the dtype of the log's keys, got {k.dtype}; "
-            "the log keeps keys exactly as they come, so build the LogLayout with the model's dtype"
-        )
-    _check_integers(slot_ids=slot_ids, positions=positions)
-    _check_device(memory, q, k, v, decay_ln, beta, slot_ids, positions, out)
+    layout, rows = memory.layout, _count_rows(slot_ids)
+    gates = {"decay_ln": (decay_ln, (rows, layout.value_heads)), "beta": (beta, (rows, layout.value_heads))}
+    out = _check_step(GDN, q, k, v, gates, memory, slot_ids, positions, out)
     scale = layout.key_dim**-0.5 if scale is None else scale
-    cpu.gdn_step(q, k, v, decay_ln, beta, memory, slot_ids, positions, phase_offset, scale, out)
+    gate = decay_ln[..., None]
+    cpu.delta_rule_step(q, k, v, gate, beta, memory, slot_ids, positions, phase_offset, scale, out)
+    return out
+
+
+def kda_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay_ln: Tensor,
+    beta: Tensor,
+    *,
+    memory: SlotMemory,
+    slot_ids: Tensor,
+    positions: Tensor,
+    phase_offset: int = 0,
+    scale: float | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Emit one token a row of a Kimi-delta-attention layer. As gdn_step, but a gate for each channel:
+
+    name       shape        dtype            dir     meaning
+    decay_ln   [B, HV, K]   floating point   in      natural log of each key channel's decay, <= 0
+    """
+    layout, rows = memory.layout, _count_rows(slot_ids)
+    gates = {
+        "decay_ln": (decay_ln, (rows, layout.value_heads, layout.key_dim)),
+        "beta": (beta, (rows, layout.value_heads)),
+    }
+    out = _check_step(KDA, q, k, v, gates, memory, slot_ids, positions, out)
+    scale = layout.key_dim**-0.5 if scale is None else scale
+    cpu.delta_rule_step(q, k, v, decay_ln, beta, memory, slot_ids, positions, phase_offset, scale, out)
+    return out
+
+
+def rwkv6_step(
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay_ln: Tensor,
+    bonus: Tensor,
+    *,
+    memory: SlotMemory,
+    slot_ids: Tensor,
+    positions: Tensor,
+    phase_offset: int = 0,
+    scale: float | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Emit one token a row of an RWKV6 layer. As gdn_step, with as many key heads as value heads and:
+
+    name       shape        dtype            dir     meaning
+    r, k       [B, H, K]    key_dtype        in      receptance (the query) and key, taken as they come
+    v          [B, H, V]    floating point   in      value; the log keeps it in update_dtype
+    decay_ln   [B, H, K]    floating point   in      natural log of each key channel's decay, <= 0
+    bonus      [H, K]       floating point   in      weight of the current token (RWKV6's u)
+    scale                                    in      on the receptance; None is 1
+    """
+    layout, rows = memory.layout, _count_rows(slot_ids)
+    gates = {
+        "decay_ln": (decay_ln, (rows, layout.value_heads, layout.key_dim)),
+        "bonus": (bonus, (layout.value_heads, layout.key_dim)),
+    }
+    out = _check_step(RWKV6, r, k, v, gates, memory, slot_ids, positions, out)
+    scale = 1.0 if scale is None else scale
+    cpu.rwkv6_step(r, k, v, decay_ln, bonus, memory, slot_ids, positions, phase_offset, scale, out)
     return out
 
 
@@ -101,7 +165,7 @@ def fold_and_fill(
 
     slot_ids, starts, ends [B], integer; padding slots (<= NULL_SLOT) are skipped.
     """
-    rows = slot_ids.shape[0] if slot_ids.dim() == 1 else -1
+    rows = _count_rows(slot_ids)
     for name, tensor in (("slot_ids", slot_ids), ("starts", starts), ("ends", ends)):
         _check_shape(name, tensor, (rows,))
     _check_integers(slot_ids=slot_ids, starts=starts, ends=ends)
@@ -114,6 +178,50 @@ def fold_and_fill(
     if (live > 0).any():
         cpu.fold(memory, slots[live > 0], live[live > 0])
     cpu.fill(memory, slots, live_length(ends, interval, phase_offset))
+
+
+def _count_rows(slot_ids: Tensor) -> int:
+    return slot_ids.shape[0] if slot_ids.dim() == 1 else -1
+
+
+def _check_step(
+    family: Family,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Mapping[str, tuple[Tensor, tuple[int, ...]]],
+    memory: SlotMemory,
+    slot_ids: Tensor,
+    positions: Tensor,
+    out: Tensor | None,
+) -> Tensor:
+    """Check a step's arguments; ``gates`` are those that the families do not share, with their shapes."""
+    layout, rows = memory.layout, _count_rows(slot_ids)
+    if layout.family != family:
+        raise ValueError(
+            f"expected a pool of family {family.name}, got one of {layout.family.name}; "
+            f"call {layout.family.name}_step, or build the LogLayout for {family.name}"
+        )
+    out = torch.empty_like(v) if out is None else out
+    qk_shape, v_shape = (rows, layout.key_heads, layout.key_dim), (rows, layout.value_heads, layout.value_dim)
+    _check_shape("slot_ids", slot_ids, (rows,))
+    _check_shape("positions", positions, (rows,))
+    for name, tensor, shape in (
+        ("q" if family.delta_rule else "r", q, qk_shape),
+        ("k", k, qk_shape),
+        ("v", v, v_shape),
+        *((name, tensor, shape) for name, (tensor, shape) in gates.items()),
+        ("out", out, v_shape),
+    ):
+        _check_shape(name, tensor, shape)
+    if k.dtype != layout.key_dtype:
+        raise ValueError(
+            f"k must be {layout.key_dtype}, the dtype of the log's keys, got {k.dtype}; "
+            "the log keeps keys exactly as they come, so build the LogLayout with the model's dtype"
+        )
+    _check_integers(slot_ids=slot_ids, positions=positions)
+    _check_device(memory, q, k, v, *(tensor for tensor, _ in gates.values()), slot_ids, positions, out)
+    return out
 
 
 def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:

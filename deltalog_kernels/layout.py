@@ -70,6 +70,11 @@ class LogLayout:
             raise ValueError(
                 f"value_heads must be a multiple of key_heads, got {self.value_heads} and {self.key_heads}"
             )
+        if not self.family.delta_rule and self.value_heads != self.key_heads:
+            raise ValueError(
+                f"{self.family.name} has as many value heads as key heads, got {self.value_heads} and "
+                f"{self.key_heads}"
+            )
 
     @property
     def capacity(self) -> int:
@@ -80,6 +85,11 @@ class LogLayout:
     def heads_ratio(self) -> int:
         """Value heads that share one key head."""
         return self.value_heads // self.key_heads
+
+    @property
+    def decay_dim(self) -> int:
+        """Log-decays of one head and entry: K, or 1 where a head has one gate."""
+        return self.key_dim if self.family.decay_per_channel else 1
 
     @property
     def decay_dtype(self) -> torch.dtype:
@@ -93,12 +103,11 @@ class LogLayout:
 
     @property
     def log_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """log_keys [H, M-1, K], log_updates [HV, M-1, V], log_decays [HV, M-1] or [HV, M-1, K]."""
-        decay_shape = (self.value_heads, self.capacity)
+        """log_keys [H, M-1, K], log_updates [HV, M-1, V], log_decays [HV, M-1, decay_dim]."""
         return (
             (self.key_heads, self.capacity, self.key_dim),
             (self.value_heads, self.capacity, self.value_dim),
-            (*decay_shape, self.key_dim) if self.family.decay_per_channel else decay_shape,
+            (self.value_heads, self.capacity, self.decay_dim),
         )
 
     @property
@@ -114,11 +123,10 @@ class LogLayout:
     @property
     def entry_bytes(self) -> int:
         """Bytes of one log entry over all heads."""
-        decays = self.value_heads * (self.key_dim if self.family.decay_per_channel else 1)
         return (
             self.key_heads * self.key_dim * self.key_dtype.itemsize
             + self.value_heads * self.value_dim * self.update_dtype.itemsize
-            + decays * self.decay_dtype.itemsize
+            + self.value_heads * self.decay_dim * self.decay_dtype.itemsize
         )
 
     @property
@@ -134,12 +142,13 @@ class SlotMemory:
     name         shape                        dtype               meaning
     base         [slots, HV, V, K]            state_dtype         state as of the last merge
     log_keys     [slots, H, M-1, K]           key_dtype           keys as they came, not normalised
-    log_updates  [slots, HV, M-1, V]          update_dtype        updates u over the norm of their key
-    log_decays   [slots, HV, M-1] (+ [K])     decay_dtype         each entry's own log-decay
+    log_updates  [slots, HV, M-1, V]          update_dtype        what is written at the key, see below
+    log_decays   [slots, HV, M-1, decay_dim]  decay_dtype         each entry's own log-decay
 
-    Only the product of a key and its update is ever used, so the key's norm is divided out of the
-    update: the key stays the exact 16-bit input and no norm is stored. Strides are free: vLLM's pages
-    put a gap between slots, and its CPU backend keeps the base K-major.
+    Only the product of a key and its update is ever used. Where keys are normalised (the delta rule),
+    the norm is divided out of the update: the key stays the exact 16-bit input and no norm is stored.
+    RWKV6 normalises nothing; its updates are the values. Strides are free: vLLM's pages put a gap
+    between slots, and its CPU backend keeps the base K-major.
     """
 
     layout: LogLayout

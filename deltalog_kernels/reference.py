@@ -4,7 +4,8 @@ In fp64 this is what every other implementation is measured against. It favours 
 the deferred cycle handles one row and keeps its log as a tuple of entries.
 
 Shapes: B rows, H key heads, HV value heads (a multiple of H), K key dim, V value dim. A state is
-[HV, V, K], the transpose of the S in the formulas.
+[HV, V, K], the transpose of the S in the formulas. A log-decay is [.., HV, K], or [.., HV, 1] where a
+head has one gate.
 """
 
 from dataclasses import dataclass
@@ -28,25 +29,47 @@ def _per_value_head(x: Tensor, value_heads: int) -> Tensor:
     return x.repeat_interleave(value_heads // x.shape[-2], dim=-2)
 
 
-def gdn_write_through(
+def _seen_by(state: Tensor, vector: Tensor) -> Tensor:
+    """S^T x: [..., HV, V, K], [..., HV, K] -> [..., HV, V]"""
+    return torch.einsum("...vk,...k->...v", state, vector)
+
+
+def _outer(value: Tensor, key: Tensor) -> Tensor:
+    """[..., V], [..., K] -> [..., V, K]"""
+    return value[..., :, None] * key[..., None, :]
+
+
+def delta_rule_write_through(
     q: Tensor, k: Tensor, v: Tensor, decay_ln: Tensor, beta: Tensor, *, state: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """One token of each row, the state updated in full (gated delta net, arXiv 2412.06464).
+    """One token of each row of a GDN (arXiv 2412.06464) or KDA (arXiv 2510.26692) layer.
 
-    q, k [B, H, K] as the layer has them (normalised here), v [B, HV, V], decay_ln and beta [B, HV],
-    state [B, HV, V, K]. Returns out [B, HV, V] and the new state; nothing is modified.
+    q, k [B, H, K] as the layer has them (normalised here), v [B, HV, V], decay_ln [B, HV, 1 or K],
+    beta [B, HV], state [B, HV, V, K]. Returns out [B, HV, V] and the new state; nothing is modified.
     """
     q = _per_value_head(l2_normalise(q), v.shape[-2]) * scale
     k = _per_value_head(l2_normalise(k), v.shape[-2])
-    state = state * decay_ln.exp()[..., None, None]
-    update = beta[..., None] * (v - torch.einsum("bhvk,bhk->bhv", state, k))
-    state = state + update[..., :, None] * k[..., None, :]
-    return torch.einsum("bhvk,bhk->bhv", state, q), state
+    state = state * decay_ln.exp()[..., None, :]
+    update = beta[..., None] * (v - _seen_by(state, k))
+    state = state + _outer(update, k)
+    return _seen_by(state, q), state
+
+
+def rwkv6_write_through(
+    r: Tensor, k: Tensor, v: Tensor, decay_ln: Tensor, bonus: Tensor, *, state: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """One token of each row of an RWKV6 layer (arXiv 2404.05892).
+
+    r, k, decay_ln [B, H, K], v [B, H, V], bonus [H, K], state [B, H, V, K]. The output reads the state
+    before this token's decay. Returns out [B, H, V] and the new state; nothing is modified.
+    """
+    out = _seen_by(state + _outer(v, bonus * k), r * scale)
+    return out, state * decay_ln.exp()[..., None, :] + _outer(v, k)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One logged update of one row: normalised key [HV, K], update [HV, V], own log-decay [HV]."""
+    """One logged update of one row: key [HV, K], update [HV, V], own log-decay [HV, 1 or K]."""
 
     key: Tensor
     update: Tensor
@@ -67,15 +90,32 @@ def replay(row: DeferredRow) -> Tensor:
     The sums of log-decays run newest first. A difference of running totals would lose the small
     decays that follow a large one.
     """
-    state = torch.zeros_like(row.base)
-    later = torch.zeros_like(row.base[:, 0, 0])
+    state, later = torch.zeros_like(row.base), torch.zeros(())
     for entry in reversed(row.entries):
-        state = state + later.exp()[:, None, None] * entry.update[:, :, None] * entry.key[:, None, :]
+        state = state + _outer(entry.update, later.exp() * entry.key)
         later = later + entry.decay_ln
-    return state + later.exp()[:, None, None] * row.base
+    return state + row.base * later.exp()[..., None, :] if row.entries else row.base
 
 
-def gdn_deferred(
+def _seen_through_log(row: DeferredRow, decay_ln: Tensor, vector: Tensor) -> Tensor:
+    """What base and log answer to ``vector`` [HV, K] after a further ``decay_ln`` [HV, 1 or K]; [HV, V].
+
+    With d_i the sum of decay_ln and of the log-decays of the entries after i, and G their total:
+    S^T diag(e^G) x + sum_i (x . e^{d_i} k_i) u_i. The current state is never formed.
+    """
+    seen, later = torch.zeros_like(row.base[..., 0]), decay_ln
+    for entry in reversed(row.entries):
+        seen = seen + (vector * later.exp() * entry.key).sum(-1, keepdim=True) * entry.update
+        later = later + entry.decay_ln
+    return seen + _seen_by(row.base, later.exp() * vector)
+
+
+def _append_or_merge(row: DeferredRow, entry: Entry, merge_interval: int) -> DeferredRow:
+    longer = DeferredRow(row.base, (*row.entries, entry))
+    return DeferredRow(replay(longer)) if merges(len(row.entries), merge_interval) else longer
+
+
+def delta_rule_deferred(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -86,29 +126,33 @@ def gdn_deferred(
     merge_interval: int,
     scale: float,
 ) -> tuple[Tensor, DeferredRow]:
-    """One token of one row through base and log, without forming the current state.
+    """One token of one row of a GDN or KDA layer: u = beta (v - S_n^T k), o = S_n^T q + (q . k) u.
 
-    With d_i the sum of decay_ln and of the log-decays of the entries after i, and G their total:
-
-        u = beta (v - e^G S^T k - sum_i e^{d_i} (k . k_i) u_i)
-        o = e^G S^T q + sum_i e^{d_i} (q . k_i) u_i + (q . k) u
-
-    q, k [H, K], v [HV, V], decay_ln and beta [HV]. Returns out [HV, V] and the row's next memory:
-    one entry longer, or merged when the log was full.
+    q, k [H, K], v [HV, V], decay_ln [HV, 1 or K], beta [HV]. Returns out [HV, V] and the row's next
+    memory: one entry longer, or merged when the log was full.
     """
     q = _per_value_head(l2_normalise(q), v.shape[-2]) * scale
     k = _per_value_head(l2_normalise(k), v.shape[-2])
-    seen_by_k, seen_by_q = torch.zeros_like(v), torch.zeros_like(v)
-    later = decay_ln
-    for entry in reversed(row.entries):
-        seen_by_k = seen_by_k + (later.exp() * (k * entry.key).sum(-1))[:, None] * entry.update
-        seen_by_q = seen_by_q + (later.exp() * (q * entry.key).sum(-1))[:, None] * entry.update
-        later = later + entry.decay_ln
-    total = later.exp()[:, None]
-    update = beta[:, None] * (v - total * torch.einsum("hvk,hk->hv", row.base, k) - seen_by_k)
-    out = total * torch.einsum("hvk,hk->hv", row.base, q) + seen_by_q + (q * k).sum(-1)[:, None] * update
+    update = beta[:, None] * (v - _seen_through_log(row, decay_ln, k))
+    out = _seen_through_log(row, decay_ln, q) + (q * k).sum(-1, keepdim=True) * update
+    return out, _append_or_merge(row, Entry(k, update, decay_ln), merge_interval)
 
-    longer = DeferredRow(row.base, (*row.entries, Entry(k, update, decay_ln)))
-    if merges(len(row.entries), merge_interval):
-        return out, DeferredRow(replay(longer))
-    return out, longer
+
+def rwkv6_deferred(
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay_ln: Tensor,
+    bonus: Tensor,
+    *,
+    row: DeferredRow,
+    merge_interval: int,
+    scale: float,
+) -> tuple[Tensor, DeferredRow]:
+    """One token of one row of an RWKV6 layer: o = S_n^T r + (r . bonus k) v, before this token's decay.
+
+    r, k, decay_ln [H, K], v [H, V], bonus [H, K]. Returns as delta_rule_deferred.
+    """
+    r = r * scale
+    out = _seen_through_log(row, torch.zeros_like(decay_ln), r) + (r * bonus * k).sum(-1, keepdim=True) * v
+    return out, _append_or_merge(row, Entry(k, v, decay_ln), merge_interval)

@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import Tensor
 
 from deltalog_kernels import GDN, LogLayout, SlotMemory, gdn_step, traffic
-from deltalog_kernels.reference import gdn_write_through
+from deltalog_kernels.reference import delta_rule_write_through
 
 CYCLES = 5
 MODES = ("write-through", "deferred")
@@ -97,8 +97,10 @@ def check(case: Case) -> None:
         token = _inputs(case, generator)
         positions = torch.full_like(slot_ids, position)
         out = gdn_step(*token, memory=memory, slot_ids=slot_ids, positions=positions)
-        wide = (tensor.double() for tensor in token)
-        expected, state = gdn_write_through(*wide, state=state, scale=layout.key_dim**-0.5)
+        q, k, v, decay_ln, beta = (tensor.double() for tensor in token)
+        expected, state = delta_rule_write_through(
+            q, k, v, decay_ln[..., None], beta, state=state, scale=layout.key_dim**-0.5
+        )
         error = ((out.double() - expected).abs().max() / expected.abs().max()).item()
         if not error <= BOUND:
             raise RuntimeError(

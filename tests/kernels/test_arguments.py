@@ -1,0 +1,105 @@
+"""Gates, and what a step says of arguments that do not fit."""
+
+import pytest
+import torch
+
+from deltalog_kernels import (
+    GDN,
+    KDA,
+    RWKV6,
+    LogLayout,
+    SlotMemory,
+    gdn_gates,
+    gdn_step,
+    kda_gates,
+    rwkv6_step,
+)
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    # fp32 formulas against fp64 ones: a few units in the last place.
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-6, atol=0)
+
+
+def test_gdn_gates_are_fp32_formulas():
+    a, b = torch.tensor([[0.5, 30.0]]).bfloat16(), torch.tensor([[0.3, -2.0]]).bfloat16()
+    a_log, dt_bias = torch.tensor([0.1, 1.0]), torch.tensor([-1.0, 2.0]).bfloat16()
+    decay_ln, beta = gdn_gates(a, b, a_log, dt_bias)
+    close(decay_ln, -a_log.double().exp() * torch.log1p((a.double() + dt_bias.double()).exp()))
+    close(beta, 1 / (1 + (-b.double()).exp()))
+
+
+@pytest.mark.parametrize("lower_bound", [None, -5.0])
+def test_kda_gates_with_and_without_a_lower_bound(lower_bound):
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(3, 2, 5, generator=generator) * 10, torch.randn(3, 2, generator=generator)
+    a_log, dt_bias = torch.randn(2, generator=generator), torch.randn(2, 5, generator=generator)
+    decay_ln, beta = kda_gates(a, b, a_log, dt_bias, lower_bound)
+    x, rate = (a + dt_bias).double(), a_log.double().exp()[:, None]
+    if lower_bound is None:
+        torch.testing.assert_close(decay_ln.double(), -rate * torch.log1p(x.exp()), rtol=1e-5, atol=1e-6)
+        assert decay_ln.min() < -10, "the gate is unbounded"
+    else:
+        torch.testing.assert_close(decay_ln.double(), -5 / (1 + (-rate * x).exp()), rtol=1e-5, atol=1e-6)
+        assert decay_ln.min() >= lower_bound
+    close(beta, 1 / (1 + (-b.double()).exp()))
+
+
+def test_a_lower_bound_must_be_negative():
+    with pytest.raises(
+        ValueError, match=r"lower_bound must be below 0, as a log-decay is, got 5\.0; negate it"
+    ):
+        kda_gates(torch.zeros(1, 1, 2), torch.zeros(1, 1), torch.zeros(1), torch.zeros(1, 2), 5.0)
+
+
+ARGUMENTS = {
+    "q": torch.zeros(2, 4, 64).bfloat16(),
+    "k": torch.zeros(2, 4, 64).bfloat16(),
+    "v": torch.zeros(2, 8, 64),
+    "decay_ln": torch.zeros(2, 8),
+    "beta": torch.zeros(2, 8),
+    "slot_ids": torch.tensor([1, 2]),
+    "positions": torch.tensor([0, 1]),
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": torch.zeros(2, 4, 63).bfloat16()}, r"q must have shape \[2, 4, 64\], got \[2, 4, 63\]"),
+        ({"k": torch.zeros(2, 4, 64)}, "k must be torch.bfloat16, the dtype of the log's keys"),
+        ({"beta": torch.zeros(2, 4)}, r"beta must have shape \[2, 8\]"),
+        ({"decay_ln": torch.zeros(2, 8, 64)}, r"decay_ln must have shape \[2, 8\], got \[2, 8, 64\]"),
+        ({"positions": torch.tensor([1])}, r"positions must have shape \[2\], got \[1\]"),
+        ({"positions": torch.zeros(2)}, "positions must be int32 or int64, got torch.float32"),
+        ({"slot_ids": torch.tensor([[1, 2]])}, r"slot_ids must have shape \[B\]"),
+        ({"v": torch.zeros(2, 8, 64, device="meta")}, "decodes on the CPU, got tensors on cpu, meta"),
+    ],
+)
+def test_bad_arguments_say_what_was_expected(change, message):
+    memory = SlotMemory.allocate(LogLayout(GDN, 4, 8, 64, 64, 8), 3)
+    gdn_step(**ARGUMENTS, memory=memory)
+    with pytest.raises((ValueError, NotImplementedError), match=message):
+        gdn_step(**(ARGUMENTS | change), memory=memory)
+
+
+def test_a_pool_serves_one_family():
+    memory = SlotMemory.allocate(LogLayout(KDA, 4, 8, 64, 64, 8), 3)
+    with pytest.raises(ValueError, match="expected a pool of family gdn, got one of kda; call kda_step"):
+        gdn_step(**ARGUMENTS, memory=memory)
+
+
+def test_rwkv6_names_its_query_r():
+    memory = SlotMemory.allocate(LogLayout(RWKV6, 4, 4, 64, 64, 8), 3)
+    r, k, v = torch.zeros(2, 4, 63).bfloat16(), torch.zeros(2, 4, 64).bfloat16(), torch.zeros(2, 4, 64)
+    rows = {"slot_ids": torch.tensor([1, 2]), "positions": torch.tensor([0, 1])}
+    with pytest.raises(ValueError, match="r must have shape"):
+        rwkv6_step(r, k, v, torch.zeros(2, 4, 64), torch.zeros(4, 64), memory=memory, **rows)
+    with pytest.raises(ValueError, match=r"bonus must have shape \[4, 64\], got \[64\]"):
+        rwkv6_step(k, k, v, torch.zeros(2, 4, 64), torch.zeros(64), memory=memory, **rows)
+
+
+def test_rwkv6_shares_no_key_heads():
+    with pytest.raises(ValueError, match="rwkv6 has as many value heads as key heads, got 8 and 4"):
+        LogLayout(RWKV6, 4, 8, 64, 64, 8)
