@@ -82,10 +82,11 @@ def _append_or_merge(
     """
     layout = memory.layout
     merging = torch.as_tensor(merges(rows.live, layout.merge_interval))
-    slots, live = rows.slots[~merging], rows.live[~merging]
-    memory.log_keys[slots, :, live] = key[~merging].to(layout.key_dtype)
-    memory.log_updates[slots, :, live] = update[~merging].to(layout.update_dtype)
-    memory.log_decays[slots, :, live] = decay_ln[~merging].to(layout.decay_dtype)
+    appending = ~merging
+    slots, live = rows.slots[appending], rows.live[appending]
+    memory.log_keys[slots, :, live] = key[appending].to(layout.key_dtype)
+    memory.log_updates[slots, :, live] = update[appending].to(layout.update_dtype)
+    memory.log_decays[slots, :, live] = decay_ln[appending].to(layout.decay_dtype)
     for r in torch.nonzero(merging).flatten().tolist():
         token_key = key[r].repeat_interleave(layout.heads_ratio, 0)[:, None]
         keys = torch.cat([log.keys[r] * log.decays[r], token_key], dim=1)

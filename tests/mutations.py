@@ -1,0 +1,189 @@
+"""Seeded faults: each is put into a copy of the project, and a test must catch it.
+
+    python tests/mutations.py        applies all, writes tests/MUTATIONS.md, exits 1 when one survives
+
+A suite that passes says little until it is known to fail. The faults are those that this design invites.
+"""
+
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+from rich.progress import track
+
+ROOT = Path(__file__).resolve().parents[1]
+REPORT = ROOT / "tests" / "MUTATIONS.md"
+STEPS, LIFE = "tests/kernels/test_steps.py", "tests/plugin/test_equivalence.py"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``right`` occurs once in ``file`` and becomes ``wrong``; ``tests`` must then fail."""
+
+    name: str
+    file: str
+    right: str
+    wrong: str
+    tests: str = STEPS
+
+
+FAULTS = [
+    Fault(
+        "live length off by one",
+        "deltalog_kernels/cpu.py",
+        "dead = (torch.arange(layout.capacity) >= rows.live[:, None])",
+        "dead = (torch.arange(layout.capacity) > rows.live[:, None])",
+    ),
+    Fault(
+        "neutral fill skipped",
+        "deltalog_kernels/decode.py",
+        "cpu.fill(memory, slots, live_length(ends, interval, phase_offset))",
+        "None",
+    ),
+    Fault(
+        "fold before a chunk skipped",
+        "deltalog_kernels/decode.py",
+        "if (live > 0).any():",
+        "if False:",
+    ),
+    Fault(
+        "fold before a chunk skipped in the layer",
+        "deltalog_kernels/vllm_plugin/layers.py",
+        "fold_and_fill(self.memory, slot_ids, metadata.starts[decodes:], metadata.ends[decodes:])",
+        "fold_and_fill(self.memory, slot_ids, metadata.starts[decodes:] * 0, metadata.ends[decodes:])",
+        LIFE,
+    ),
+    Fault(
+        "current token's decay left out",
+        "deltalog_kernels/cpu.py",
+        "sums = torch.cat([decay_ln[:, :, None], own.flip(2)], dim=2).cumsum(2)",
+        "sums = torch.cat([decay_ln[:, :, None] * 0, own.flip(2)], dim=2).cumsum(2)",
+    ),
+    Fault(
+        "log not copied with its page",
+        "deltalog_kernels/vllm_plugin/models.py",
+        "(conv, temporal, *[temporal] * len(logs))",
+        "(conv, temporal)",
+        LIFE,
+    ),
+    Fault(
+        "stale positions",
+        "deltalog_kernels/vllm_plugin/metadata.py",
+        "starts = ends - common_attn_metadata.query_start_loc[: rows + 1].diff()",
+        "starts = ends - common_attn_metadata.query_start_loc[: rows + 1].diff() - 1",
+        LIFE,
+    ),
+    Fault(
+        "padding row that writes",
+        "deltalog_kernels/cpu.py",
+        "index = torch.nonzero(slot_ids > NULL_SLOT).flatten()",
+        "index = torch.nonzero(slot_ids >= NULL_SLOT).flatten()",
+    ),
+    Fault(
+        "merge that also appends",
+        "deltalog_kernels/cpu.py",
+        "    appending = ~merging\n    slots, live = rows.slots[appending], rows.live[appending]",
+        "    appending = merging | ~merging if layout.capacity else ~merging\n"
+        "    slots, live = rows.slots[appending], rows.live[appending].clamp(max=layout.capacity - 1)",
+    ),
+    Fault(
+        "neutral entries that are not neutral",
+        "deltalog_kernels/layout.py",
+        "NEUTRAL = 0.0",
+        "NEUTRAL = 1e-3",
+    ),
+    Fault(
+        "decays summed as running totals",
+        "deltalog_kernels/cpu.py",
+        "decays, total = sums[:, :, :-1].flip(2).exp(), sums[:, :, -1].exp()",
+        "decays, total = (sums[:, :, -1:] - own.cumsum(2)).exp(), sums[:, :, -1].exp()",
+    ),
+    Fault(
+        "decay of an entry applied to itself",
+        "deltalog_kernels/cpu.py",
+        "sums[:, :, :-1].flip(2).exp(), sums",
+        "sums[:, :, 1:].flip(2).exp(), sums",
+    ),
+    Fault(
+        "key's norm left out of the logged update",
+        "deltalog_kernels/cpu.py",
+        "update = update * inverse_norm.repeat_interleave(layout.heads_ratio, 1)",
+        "update = update * 1",
+    ),
+    Fault(
+        "value heads mapped to the wrong key head",
+        "deltalog_kernels/cpu.py",
+        "q = q.repeat_interleave(layout.heads_ratio, 1)",
+        "q = q.repeat(1, layout.heads_ratio, 1)",
+    ),
+    Fault(
+        "RWKV6 reads after its decay",
+        "deltalog_kernels/cpu.py",
+        "log = _gather_log(memory, rows, torch.zeros_like(decay_ln))",
+        "log = _gather_log(memory, rows, decay_ln)",
+    ),
+    Fault(
+        "merges counted one step late",
+        "deltalog_kernels/vllm_plugin/stats.py",
+        "self._record_decodes(live_length(starts[decode], interval))",
+        "self._record_decodes(live_length(starts[decode] - 1, interval))",
+        "tests/plugin/test_counters.py",
+    ),
+]
+
+
+def copy_with(fault: Fault, directory: Path) -> None:
+    """The project in ``directory``, with the fault in it."""
+    ignored = shutil.ignore_patterns(".git", ".venv", ".mypy_cache", ".pytest_cache", "__pycache__")
+    shutil.copytree(ROOT, directory, ignore=ignored, dirs_exist_ok=True)
+    source = directory / fault.file
+    text = source.read_text()
+    if text.count(fault.right) != 1:
+        raise SystemExit(
+            f"{fault.name}: expected one {fault.right!r} in {fault.file}, got {text.count(fault.right)}; "
+            "the code has changed, so write the fault anew"
+        )
+    source.write_text(text.replace(fault.right, fault.wrong))
+
+
+def caught_by(fault: Fault) -> str | None:
+    """The first test that fails with the fault in, or None when it survives."""
+    with tempfile.TemporaryDirectory() as scratch:
+        copy_with(fault, Path(scratch))
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", fault.tests]
+        done = subprocess.run(command, cwd=scratch, capture_output=True, text=True)
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    if done.returncode not in (0, 1) or (done.returncode == 1) != bool(failed):
+        raise SystemExit(f"{fault.name}: pytest ended with {done.returncode}\n{done.stdout[-3000:]}")
+    return failed[1] if failed else None
+
+
+def main() -> None:
+    start, rows, survivors = time.monotonic(), [], []
+    for fault in track(FAULTS, description="seeded faults"):
+        test = caught_by(fault)
+        rows.append(f"| {fault.name} | {f'`{test}`' if test else '**survives**'} |")
+        survivors += [] if test else [fault.name]
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    REPORT.write_text(
+        "# Seeded faults and the test that catches each\n\n"
+        f"Written by `python tests/mutations.py`, part of `make test-long`: {date.today()}, commit {commit}, "
+        f"Python {platform.python_version()}, {time.monotonic() - start:.0f} s; "
+        f"{len(FAULTS) - len(survivors)} of {len(FAULTS)} caught.\n\n"
+        "| fault | caught by |\n|---|---|\n" + "\n".join(rows) + "\n"
+    )
+    if survivors:
+        raise SystemExit(f"no test catches: {', '.join(survivors)}")
+
+
+if __name__ == "__main__":
+    main()
