@@ -18,11 +18,11 @@ ConfigPath = Annotated[Path, typer.Argument(help="YAML file with a ServiceConfig
 
 
 @contextmanager
-def _explained(*more: type[Exception]) -> Iterator[None]:
+def _explained() -> Iterator[None]:
     """What a person can act on is printed without a traceback and ends with exit code 1."""
     try:
         yield
-    except (ConfigError, LaunchError, *more) as error:
+    except (ConfigError, LaunchError) as error:
         Console(stderr=True).print(
             f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
         )
@@ -40,9 +40,9 @@ def serve_command(config: ConfigPath) -> None:
 def demo(config: ConfigPath = Path("deploy/serve/cpu-demo.yaml")) -> None:
     """Start the service, send it requests with the openai client, print what was counted, stop it."""
     # Only this command needs the openai client.
-    from service.demo import DemoError, run_demo
+    from service.demo import run_demo
 
-    with _explained(DemoError):
+    with _explained():
         run_demo(config, console)
 
 
@@ -50,10 +50,11 @@ def demo(config: ConfigPath = Path("deploy/serve/cpu-demo.yaml")) -> None:
 def validate(config: ConfigPath) -> None:
     """Check a configuration, vLLM's engine arguments included, without starting anything."""
     with _explained():
+        pools = load_config(config).pools
         # Importing vLLM takes seconds; only this command needs it here.
         from service.engine.vllm_engine import engine_args
 
-        for pool in load_config(config).pools:
+        for pool in pools:
             engine_args(pool)
         console.print(f"{config} is valid.")
 

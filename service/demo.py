@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from service.config import ServiceConfig, load_config
+from service.launch import LaunchError
 from service.metrics import BYTE_KINDS, GENERATED_TOKENS, MERGES, STATE_BYTES, TPOT, WRITE_THROUGH_BYTES
 from service.scrape import Scrape
 
@@ -28,7 +29,7 @@ SETTLE_PERIOD_S = 3
 """Longer than a replica takes to publish its counters and Ray to export them."""
 
 
-class DemoError(Exception):
+class DemoError(LaunchError):
     """The demo did not run to its end. The message says what was expected and what came."""
 
 

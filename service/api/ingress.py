@@ -1,4 +1,4 @@
-"""The ingress: the OpenAI routes over HTTP, as a Serve deployment."""
+"""The ingress: the OpenAI routes over HTTP."""
 
 import asyncio
 import time
@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
-from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 
@@ -27,9 +26,6 @@ async def report(_: Request, error: Exception) -> Response:
     return respond(Answer.of(to_api_error(error)))
 
 
-# A request that no replica can take is answered by Pool; Serve's own bound must never queue it first.
-@serve.deployment(ray_actor_options={"num_cpus": 0}, max_ongoing_requests=1_000_000)
-@serve.ingress(api)
 class Ingress:
     """Checks requests, finds the pool of their model and writes the answers."""
 

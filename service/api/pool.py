@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
@@ -51,29 +52,38 @@ class Pool:
 
         Closing the generator, or cancelling what waits for it, stops generation.
         """
-        outcome, accepted = "aborted", False
-        replies: DeploymentResponseGenerator | None = None
+        outcome, started = "aborted", False
         self._held += 1
+        try:
+            async with aclosing(self._ask(endpoint, body)) as messages:
+                async for message in messages:
+                    if isinstance(message, Answer) and message.body is not None:
+                        outcome = "error" if started else _outcome(message.status)
+                        # The next request need not find out again; `watch` notices a replica that is back.
+                        self.ready = self.ready and message.status != 503
+                    started = True
+                    yield message
+            if outcome == "aborted":
+                outcome = "ok"
+        finally:
+            self._held -= 1
+            self._requests.inc(tags={"outcome": outcome})
+
+    async def _ask(self, endpoint: Endpoint, body: dict[str, Any]) -> AsyncGenerator[Message, None]:
+        """What a replica answers; an Answer of its own where none does."""
+        replies: DeploymentResponseGenerator | None = None
         try:
             self._admit()
             replies = self._replica.options(stream=True).answer.remote(endpoint, body)
             await self._accepted(replies)
-            accepted = True
             async for message in replies:
-                if isinstance(message, Answer) and message.body is not None:
-                    outcome = _outcome(message.status)
                 yield message
-            if outcome == "aborted":
-                outcome = "ok"
         except Exception as error:
             failure = to_api_error(error)
-            outcome = _outcome(failure.status) if accepted else "rejected"
             if failure.status == 500:
                 logger.exception("A request for model %r failed.", self.config.model_id)
             yield Answer.of(failure)
         finally:
-            self._held -= 1
-            self._requests.inc(tags={"outcome": outcome})
             if replies is not None:
                 replies.cancel()
 
@@ -99,4 +109,6 @@ class Pool:
 def _outcome(status: int) -> str:
     if status < 400:
         return "ok"
+    if status in (429, 503):
+        return "rejected"
     return "client_error" if status < 500 else "error"

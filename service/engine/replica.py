@@ -1,22 +1,23 @@
-"""The Serve deployment that holds an engine: one actor per replica."""
+"""What a replica is: the class of the Serve deployment that holds an engine."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from typing import Any
-
-from ray import serve
 
 from service.config import PoolConfig
 from service.engine.protocol import Endpoint, Engine, Message
 
 PUBLISH_PERIOD_S = 1.0
 
+logger = logging.getLogger("ray.serve")
 
-@serve.deployment
+
 class EngineReplica:
     """Serves one pool's model. Serve counts it as running once the model has generated a token."""
 
-    async def __init__(self, pool: PoolConfig) -> None:
+    # Serve awaits a constructor that is a coroutine.
+    async def __init__(self, pool: PoolConfig) -> None:  # type: ignore[misc]
         # Only replicas pay for importing vLLM.
         from service.engine.vllm_engine import VllmEngine
 
@@ -36,7 +37,10 @@ class EngineReplica:
 
     async def _publish(self) -> None:
         while True:
-            await self.engine.publish()
+            try:
+                await self.engine.publish()
+            except Exception:
+                logger.exception("The engine's metrics could not be published.")
             await asyncio.sleep(PUBLISH_PERIOD_S)
 
     def __del__(self) -> None:

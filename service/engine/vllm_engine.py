@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import re
 import reprlib
 from collections.abc import AsyncGenerator
@@ -26,6 +27,8 @@ from service.config import ConfigError, PoolConfig
 from service.engine.protocol import Answer, Endpoint, EngineStartError, Message
 from service.errors import ApiError
 from service.metrics import DeltaLogMetrics, LatencyMetrics
+
+logger = logging.getLogger("ray.serve")
 
 _STREAM_ERROR = 'data: {"error"'
 
@@ -124,7 +127,10 @@ class VllmEngine:
         except ValidationError as error:
             raise _invalid_request(error) from None
         except Exception as error:
-            raise self._api_error(create_error_response(error).error.model_dump()) from error
+            refusal = create_error_response(error).error.model_dump()
+            if refusal["code"] >= 500:
+                logger.exception("vLLM failed on a request.")
+            raise self._api_error(refusal) from error
         if hasattr(result, "error"):
             raise self._api_error(result.error.model_dump())
         return result
@@ -164,6 +170,8 @@ class _LatencyLogger(StatLoggerBase):
 
 def _start_failure(error: Exception) -> str:
     """The reason in a person's words, out of what vLLM wraps it in."""
+    if isinstance(error, ConfigError):
+        return str(error)
     if isinstance(error, ValidationError):
         return "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors())
     # EngineCore only logs why it died, to the output that Ray keeps of this process and its children.

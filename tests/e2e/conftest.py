@@ -1,0 +1,33 @@
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+# The tests share helpers; importlib mode puts no folder of tests on the path.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from running_service import RunningService, configuration, descendants, start, until
+
+MAX_CONCURRENT_REQUESTS = 20
+
+
+@pytest.fixture(scope="session")
+def service(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    """The one service that the tests share, with DeltaLog on at M = 8; it must stop without a trace."""
+    folder = tmp_path_factory.mktemp("service")
+    config = configuration(demo_model, max_concurrent_requests=MAX_CONCURRENT_REQUESTS)
+    running = RunningService(config, folder, start(config, folder))
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        code = running.stop()
+    assert code == 0, running.output()
+    until(lambda: not descendants(folder), 30, "Ray and vLLM to be gone")
+
+
+@pytest.fixture
+def client(service: RunningService) -> openai.OpenAI:
+    return service.client()

@@ -1,0 +1,157 @@
+"""The service as a subprocess, started the way a user starts it, and what the tests ask of it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import yaml
+
+from service.metrics import GENERATED_TOKENS, MERGES, REQUESTS, RUNNING_REQUESTS, STATE_BYTES
+from service.scrape import Scrape
+
+ROOT = Path(__file__).parents[2]
+MARK = "DELTALOG_TEST_SERVICE"
+START_TIMEOUT_S = 180
+STOP_TIMEOUT_S = 60
+
+
+def until(condition: Callable[[], Any], timeout_s: float, what: str, period_s: float = 0.2) -> Any:
+    """Poll until `condition` is truthy and return its value; fail after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain for {what}"
+        time.sleep(period_s)
+    return value
+
+
+def free_ports(number: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [probe.getsockname()[1] for probe in sockets]
+    for probe in sockets:
+        probe.close()
+    return ports
+
+
+def configuration(model: Path, **pool: Any) -> dict[str, Any]:
+    """A configuration on free ports. Prefill goes in small chunks, so that it takes long enough to leave."""
+    port, metrics_port = free_ports(2)
+    engine_args = {
+        "max_model_len": 4096,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 128,
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 24 * 1024**2,
+    }
+    defaults = {"name": "test", "model": str(model), "served_model_name": "demo", "merge_interval": 8}
+    return {
+        "port": port,
+        "metrics_port": metrics_port,
+        "pools": [defaults | {"engine_args": engine_args | pool.pop("engine_args", {})} | pool],
+    }
+
+
+def start(config: dict[str, Any], folder: Path) -> "subprocess.Popen[str]":
+    """`python -m service serve`, its output in `folder`/output.txt; `stop` finds all that it starts."""
+    path = folder / "service.yaml"
+    path.write_text(yaml.safe_dump(config))
+    with (folder / "output.txt").open("w") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "service", "serve", str(path)],
+            cwd=ROOT,
+            env=os.environ | {MARK: str(folder)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+def descendants(folder: Path) -> dict[int, str]:
+    """Live processes of the service started with `folder`, Ray's and vLLM's included, by command line."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={folder}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ").strip()
+        except (OSError, UnicodeDecodeError):
+            continue  # It ended while it was looked at, or is not ours to read.
+    return found
+
+
+@dataclass
+class RunningService:
+    """A service that is ready."""
+
+    config: dict[str, Any]
+    folder: Path
+    process: "subprocess.Popen[str]"
+    early_ready: httpx.Response | None = None
+    """/health/ready while the model loads."""
+    early_completion: httpx.Response | None = None
+    """A completion asked for while the model loads."""
+    url: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.url = f"http://127.0.0.1:{self.config['port']}"
+
+    def wait_ready(self) -> None:
+        """Poll /health/ready to its first 200, keeping the first refusal and what a request got then."""
+
+        def ready() -> bool:
+            assert self.process.poll() is None, self.output()
+            try:
+                response = httpx.get(f"{self.url}/health/ready", timeout=30)
+            except httpx.TransportError:
+                return False
+            # Before the application's routes are known, Serve's proxy answers 404 for a moment.
+            if response.status_code == 503 and self.early_ready is None:
+                self.early_ready = response
+                self.early_completion = self.post("completions", {"prompt": "x"})
+            return response.status_code == 200
+
+        until(ready, START_TIMEOUT_S, "the service to be ready")
+
+    def output(self) -> str:
+        return (self.folder / "output.txt").read_text()
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def post(self, endpoint: str, body: dict[str, Any], timeout_s: float = 60) -> httpx.Response:
+        """POST to /v1/`endpoint`, for the service's model unless `body` names another."""
+        content = json.dumps({"model": "demo"} | body)
+        return httpx.post(f"{self.url}/v1/{endpoint}", content=content, timeout=timeout_s)
+
+    def scrape(self) -> Scrape:
+        return Scrape(f"http://127.0.0.1:{self.config['metrics_port']}/metrics")
+
+    def settled(self) -> Scrape:
+        """The metrics once no request runs and two readings, further apart than the export period, agree."""
+
+        def reading() -> tuple[float, ...]:
+            self._last = self.scrape()
+            counters = (self._last.total(spec) for spec in (GENERATED_TOKENS, MERGES, STATE_BYTES, REQUESTS))
+            return (self._last.total(RUNNING_REQUESTS), *counters)
+
+        before: list[tuple[float, ...]] = [()]
+
+        def stands_still() -> bool:
+            previous, before[0] = before[0], reading()
+            return before[0] == previous and before[0][0] == 0
+
+        until(stands_still, 60, "the metrics to settle", period_s=2.5)
+        return self._last
+
+    def stop(self) -> int:
+        """End it as a user does. Returns its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_TIMEOUT_S)

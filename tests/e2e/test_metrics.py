@@ -1,0 +1,121 @@
+"""The metrics as Prometheus reads them, against a count by hand of what the answers say was done."""
+
+from itertools import product
+from typing import Any
+
+import openai
+import pytest
+from running_service import RunningService
+
+from service import metrics
+from service.metrics import (
+    GENERATED_TOKENS,
+    ITL,
+    LIVE_ENTRIES,
+    MERGE_INTERVAL,
+    MERGES,
+    REQUESTS,
+    STATE_BYTES,
+    TPOT,
+    TTFT,
+    WRITE_THROUGH_BYTES,
+    MetricSpec,
+)
+from service.scrape import Scrape
+
+SPECS = [spec for spec in vars(metrics).values() if isinstance(spec, MetricSpec)]
+
+# The demo model: three recurrent layers of 4 key heads and 8 value heads of 64, base and update in fp32,
+# key in bf16, one fp32 log-decay a value head.
+LAYERS, M = 3, 8
+BASE_BYTES = 8 * 64 * 64 * 4
+ENTRY_BYTES = 4 * 64 * 2 + 8 * 64 * 4 + 8 * 4
+TOKENS = 97
+
+
+@pytest.fixture(scope="module")
+def readings(service: RunningService) -> tuple[Scrape, Scrape, Any]:
+    """The metrics before and after one plain request and what it answered."""
+    before = service.settled()
+    answer = service.client().completions.create(
+        model="demo",
+        prompt="Count the merges of this one.",
+        max_tokens=TOKENS,
+        extra_body={"ignore_eos": True},
+    )
+    return before, service.settled(), answer.usage
+
+
+def test_every_metric_is_exported_with_all_its_series(readings: tuple[Scrape, Scrape, Any]) -> None:
+    _, scrape, _ = readings
+    for spec in SPECS:
+        suffix = "_count" if spec.kind == "histogram" else ""
+        series = [labels for labels, _ in scrape.samples[spec.prom_name + suffix]]
+        assert all(labels["pool"] == "test" and labels["model"] == "demo" for labels in series)
+        found = {tuple(labels[name] for name in spec.labels) for labels in series}
+        assert found == set(product(*spec.labels.values())), spec.name
+
+
+def test_histograms_have_the_declared_buckets(readings: tuple[Scrape, Scrape, Any]) -> None:
+    _, scrape, _ = readings
+    for spec in (TTFT, ITL, TPOT):
+        edges = {float(labels["le"]) for labels, _ in scrape.samples[f"{spec.prom_name}_bucket"]}
+        assert edges == {*spec.buckets, float("inf")}
+
+
+def test_latencies_have_one_sample_each(readings: tuple[Scrape, Scrape, Any]) -> None:
+    before, after, _ = readings
+    samples = [after.total(spec, "_count") - before.total(spec, "_count") for spec in (TTFT, ITL, TPOT)]
+    assert samples == [1, TOKENS - 1, 1]
+
+
+def test_tokens_and_outcomes_are_counted(readings: tuple[Scrape, Scrape, Any]) -> None:
+    before, after, usage = readings
+    assert after.total(GENERATED_TOKENS) - before.total(GENERATED_TOKENS) == usage.completion_tokens == TOKENS
+    ok = {"outcome": "ok"}
+    assert after.total(REQUESTS, **ok) - before.total(REQUESTS, **ok) == 1
+
+
+def test_merges_and_bytes_follow_from_positions(readings: tuple[Scrape, Scrape, Any]) -> None:
+    before, after, usage = readings
+    # The last token is sampled and never decoded.
+    positions = range(usage.prompt_tokens, usage.prompt_tokens + TOKENS - 1)
+    merges = sum(position % M == M - 1 for position in positions)
+    appends = len(positions) - merges
+
+    def counted(spec: MetricSpec, **labels: str) -> float:
+        return after.total(spec, **labels) - before.total(spec, **labels)
+
+    def written(kind: str) -> float:
+        return counted(STATE_BYTES, direction="write", kind=kind)
+
+    assert counted(MERGES) == LAYERS * merges
+    assert written("append") == LAYERS * appends * ENTRY_BYTES
+    assert written("merge") == LAYERS * merges * BASE_BYTES
+    assert written("fill") == LAYERS * (usage.prompt_tokens % M) * ENTRY_BYTES
+    write_through = counted(WRITE_THROUGH_BYTES, direction="write")
+    assert write_through == LAYERS * len(positions) * BASE_BYTES
+    assert 6.5 < write_through / counted(STATE_BYTES, direction="write") < 7.5
+    assert after.total(MERGE_INTERVAL) == M
+    assert after.total(LIVE_ENTRIES) == LAYERS * ((usage.prompt_tokens + TOKENS - 1) % M)
+
+
+def test_each_request_has_one_outcome(service: RunningService) -> None:
+    before = service.settled()
+    service.post("completions", {"prompt": "x", "max_tokens": 2})
+    service.post("completions", {"prompt": "x", "max_tokens": 2, "stream": True})
+    service.post("completions", {"prompt": "x", "max_tokens": -1})
+    service.post("completions", {"prompt": "x", "max_tokens": -1, "stream": True})
+    service.post("chat/completions", {"messages": 5})
+    after = service.settled()
+    (outcomes,) = REQUESTS.labels.values()
+    changed = {
+        outcome: after.total(REQUESTS, outcome=outcome) - before.total(REQUESTS, outcome=outcome)
+        for outcome in outcomes
+    }
+    assert changed == {"ok": 2, "client_error": 3, "rejected": 0, "aborted": 0, "error": 0}
+
+
+def test_scrapes_are_for_prometheus_alone(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        client.get("/metrics", cast_to=object)

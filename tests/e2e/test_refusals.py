@@ -1,0 +1,131 @@
+"""What the service refuses: the status, OpenAI's shape, what to do; and the next request is served."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from conftest import MAX_CONCURRENT_REQUESTS
+from running_service import RunningService, until
+
+LONG = "word " * 5000
+
+
+def refusal(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    return error
+
+
+@pytest.fixture(autouse=True)
+def the_next_request_is_served(service: RunningService) -> Any:
+    yield
+    assert service.post("completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'"model"'], ids=repr)
+def test_malformed_bodies(service: RunningService, content: bytes) -> None:
+    error = refusal(httpx.post(f"{service.url}/v1/completions", content=content, timeout=60), 400)
+    assert error["message"].startswith("expected a JSON object; got")
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
+        ({"prompt": "x", "max_tokens": "many"}, "max_tokens"),
+        ({"prompt": "x", "max_tokens": 1.5}, "max_tokens"),
+        ({"prompt": "x", "temperature": "hot"}, "temperature"),
+        ({"prompt": "x", "temperature": -1}, "temperature"),
+        ({"prompt": "x", "stop": 5}, "stop"),
+        ({"prompt": "x", "seed": 2**70}, "seed"),
+        ({"prompt": "x", "logprobs": 500}, "logprobs"),
+        ({"prompt": "x", "logit_bias": {"99999": 1}}, "logit_bias"),
+        ({"prompt": 5}, "prompt"),
+        ({}, "prompt"),
+        ({"prompt": LONG}, "input_tokens"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_wrong_completions(service: RunningService, body: dict[str, Any], param: str, stream: bool) -> None:
+    error = refusal(service.post("completions", body | {"stream": stream}), 400)
+    assert error["param"] == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"messages": "hello"},
+        {"messages": []},
+        {"messages": [{"role": "user", "content": "x"}], "max_tokens": -5},
+        {"messages": [{"role": "user", "content": LONG}]},
+        {"messages": [{"role": "user", "content": "x"}], "tools": 5},
+    ],
+    ids=lambda body: str(body)[:60],
+)
+def test_wrong_chats(service: RunningService, body: dict[str, Any]) -> None:
+    refusal(service.post("chat/completions", body), 400)
+
+
+def test_the_client_sees_its_own_exceptions(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="max_tokens"):
+        client.completions.create(model="demo", prompt="x", max_tokens=-1)
+    with pytest.raises(openai.NotFoundError, match="got 'other'") as unknown:
+        client.completions.create(model="other", prompt="x")
+    assert unknown.value.code == "model_not_found"
+
+
+def test_unknown_models_routes_and_methods(service: RunningService) -> None:
+    assert refusal(service.post("completions", {"model": "other", "prompt": "x"}), 404)["param"] == "model"
+    assert refusal(service.post("completions", {"model": None, "prompt": "x"}), 400)["param"] == "model"
+    refusal(httpx.get(f"{service.url}/v1/nothing"), 404)
+    refusal(httpx.get(f"{service.url}/v1/completions"), 405)
+
+
+def test_nobody_waits_for_a_model_that_loads(service: RunningService) -> None:
+    assert service.early_ready is not None, "the service was ready before it could be asked"
+    assert service.early_completion is not None
+    for response in (service.early_ready, service.early_completion):
+        assert refusal(response, 503)["code"] == "not_ready"
+        assert int(response.headers["retry-after"]) > 0
+        assert response.elapsed.total_seconds() < 5
+
+
+def test_alive_and_ready(service: RunningService) -> None:
+    assert httpx.get(f"{service.url}/health").json() == {"status": "alive"}
+    assert httpx.get(f"{service.url}/health/ready").json() == {"status": "ready"}
+
+
+def test_a_full_pool_says_when_to_come_back(service: RunningService) -> None:
+    body = {"model": "demo", "prompt": "x", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    refused: list[httpx.Response] = []
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        async with client.stream("POST", f"{service.url}/v1/completions", json=body) as response:
+            await response.aread()
+            refused.append(response)
+
+    async def ask_for_more_than_fits() -> None:
+        async with httpx.AsyncClient(timeout=60) as client:
+            asking = [asyncio.create_task(ask(client)) for _ in range(MAX_CONCURRENT_REQUESTS + 4)]
+            async with asyncio.timeout(10):
+                while len(refused) < 4:
+                    await asyncio.wait([task for task in asking if not task.done()], timeout=0.1)
+            for task in asking:
+                task.cancel()
+
+    asyncio.run(ask_for_more_than_fits())
+    assert len(refused) == 4
+    for response in refused:
+        error = refusal(response, 429)
+        assert (error["type"], error["code"]) == ("rate_limit_error", "pool_full")
+        assert f"at most {MAX_CONCURRENT_REQUESTS} requests" in error["message"]
+        assert int(response.headers["retry-after"]) > 0
+    until(lambda: service.post("completions", {"prompt": "x", "max_tokens": 1}).is_success, 10, "room again")

@@ -1,0 +1,104 @@
+"""Services that must not come up: they end at once, say why and what to do, and leave nothing behind."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from running_service import MARK, ROOT, configuration, descendants, until
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+
+def run(command: str, config: dict[str, Any], folder: Path) -> "subprocess.CompletedProcess[str]":
+    """`python -m service COMMAND` to its end; nothing that it started may outlive it."""
+    path = folder / "service.yaml"
+    path.write_text(yaml.safe_dump(config))
+    ended = subprocess.run(
+        [sys.executable, "-m", "service", command, str(path)],
+        cwd=ROOT,
+        env=os.environ | {MARK: str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    until(lambda: not descendants(folder), 30, "everything to be gone")
+    return ended
+
+
+def refusal(ended: "subprocess.CompletedProcess[str]") -> str:
+    """What a person reads on standard error, in words and not as a traceback."""
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    return ended.stderr.partition("error: ")[2]
+
+
+@pytest.fixture(scope="module")
+def dense_model(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of an architecture without recurrent layers."""
+    folder = tmp_path_factory.mktemp("dense")
+    PreTrainedTokenizerFast.from_pretrained(demo_model).save_pretrained(folder)
+    shape = Qwen3Config(
+        vocab_size=1024,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=64,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    Qwen3ForCausalLM(shape).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def test_an_unsupported_architecture(dense_model: Path, tmp_path: Path) -> None:
+    said = refusal(run("serve", configuration(dense_model), tmp_path))
+    assert "DeltaLog expects a model with architecture Qwen3NextForCausalLM, got Qwen3ForCausalLM" in said
+
+
+def test_a_kv_connector(demo_model: Path, tmp_path: Path) -> None:
+    connector = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+    config = configuration(demo_model, engine_args={"kv_transfer_config": connector})
+    said = refusal(run("serve", config, tmp_path))
+    assert "DeltaLog expects no KV connector" in said
+    assert "got ExampleConnector" in said
+
+
+@pytest.mark.parametrize("setting", ["port", "metrics_port"])
+def test_a_port_in_use(demo_model: Path, tmp_path: Path, setting: str) -> None:
+    config = configuration(demo_model)
+    with socket.create_server(("127.0.0.1", config[setting])):
+        said = refusal(run("serve", config, tmp_path))
+    assert f"{setting}: expected 127.0.0.1:{config[setting]} to be free" in said
+    assert f"set `{setting}` to another port" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "value"), [("serve", 0), ("serve", 3.5), ("serve", "fast"), ("validate", 0), ("demo", 0)]
+)
+def test_a_bad_merge_interval(demo_model: Path, tmp_path: Path, command: str, value: object) -> None:
+    said = refusal(run(command, configuration(demo_model, merge_interval=value), tmp_path))
+    assert "pools[0].merge_interval: expected a whole number of at least 1" in said
+    assert f"got {value!r}" in said
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    said = refusal(run("serve", configuration(tmp_path / "absent"), tmp_path))
+    assert "model: expected a directory" in said
+
+
+def test_more_cpus_than_there_are(demo_model: Path, tmp_path: Path) -> None:
+    said = refusal(run("serve", configuration(demo_model, replicas=10_000), tmp_path))
+    assert "got 10000; lower one of the two" in said
+
+
+def test_validate_knows_vllms_arguments(demo_model: Path, tmp_path: Path) -> None:
+    assert run("validate", configuration(demo_model), tmp_path).returncode == 0
+    said = refusal(run("validate", configuration(demo_model, engine_args={"max_model_length": 1}), tmp_path))
+    assert "expected arguments of vLLM's AsyncEngineArgs; got 'max_model_length'" in said

@@ -1,0 +1,108 @@
+"""Configuration files: what is accepted, and what a refusal says."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.config import ConfigError, ServiceConfig, load_config, parse_config
+
+POOL = {"name": "p", "model": "some/model"}
+SHIPPED = sorted((Path(__file__).parents[2] / "deploy" / "serve").glob("*.yaml"))
+
+
+def pool_with(**values: Any) -> dict[str, Any]:
+    return {"pools": [POOL | values]}
+
+
+def test_a_pool_needs_only_a_name_and_a_model() -> None:
+    config = parse_config({"pools": [POOL]}, "test")
+    (pool,) = config.pools
+    assert (config.host, config.port) == ("127.0.0.1", 8000)
+    assert pool.merge_interval is None
+    assert pool.model_id == "some/model"
+
+
+def test_requests_may_know_the_model_by_another_name() -> None:
+    (pool,) = parse_config(pool_with(served_model_name="short"), "test").pools
+    assert pool.model_id == "short"
+
+
+@pytest.mark.parametrize("value", [1, 8, "auto", None])
+def test_merge_interval_accepts(value: object) -> None:
+    assert parse_config(pool_with(merge_interval=value), "test").pools[0].merge_interval == value
+
+
+@pytest.mark.parametrize("value", [0, -1, 3.5, 8.0, "fast", "8", True, [8]])
+def test_merge_interval_refuses(value: object) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        parse_config(pool_with(merge_interval=value), "demo.yaml")
+    message = str(refusal.value)
+    assert message.startswith("demo.yaml: pools[0].merge_interval: expected a whole number of at least 1")
+    assert f"got {value!r};" in message
+    assert message.endswith("write for example 8, or 1 for write-through")
+
+
+@pytest.mark.parametrize(
+    ("values", "where", "what"),
+    [
+        ({}, "pools", "expected a value; got nothing"),
+        ({"pools": []}, "pools", "expected exactly one pool in this version; got 0"),
+        ({"pools": [POOL, POOL]}, "pools", "expected exactly one pool in this version; got 2"),
+        ({"pools": "p"}, "pools", "expected a list with one pool; got str"),
+        ({"pools": [POOL], "prot": 1}, "prot", "expected one of host, port, metrics_port, pools"),
+        ({"pools": [POOL], "port": 0}, "port", "greater than or equal to 1; got 0"),
+        ({"pools": [POOL], "port": "8000"}, "port", "valid integer; got '8000'"),
+        (pool_with(replica=2), "pools[0].replica", "expected one of name, model"),
+        (pool_with(replicas=0), "pools[0].replicas", "got 0"),
+        (pool_with(engine_args={"model": "x"}), "pools[0].engine_args", "use the pool's own key 'model'"),
+        (
+            pool_with(engine_args={"additional_config": {}}),
+            "pools[0].engine_args",
+            "use the pool's own key 'merge_interval'",
+        ),
+        (["pools"], "(top level)", "got ['pools']"),
+        (None, "(top level)", "got None"),
+    ],
+    ids=str,
+)
+def test_a_refusal_says_where_and_what(values: object, where: str, what: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        parse_config(values, "demo.yaml")
+    assert str(refusal.value).startswith(f"demo.yaml: {where}: ")
+    assert what in str(refusal.value)
+
+
+def test_every_fault_is_reported_at_once() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        parse_config({"port": 0, "host": 1, "pools": [POOL]}, "demo.yaml")
+    assert len(str(refusal.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize("text", [b"pools: [", b"\xff\xfe\x00", None], ids=["not YAML", "not text", "absent"])
+def test_an_unreadable_file_is_named(tmp_path: Path, text: bytes | None) -> None:
+    path = tmp_path / "service.yaml"
+    if text is not None:
+        path.write_bytes(text)
+    with pytest.raises(ConfigError, match=r"service\.yaml: expected a readable YAML file; got"):
+        load_config(path)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_shipped_configurations_are_valid(path: Path) -> None:
+    assert load_config(path).pools
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    config = parse_config({"pools": [POOL]}, "test")
+    with pytest.raises(ValueError, match="frozen"):
+        config.port = 1  # type: ignore[misc]
+
+
+def test_every_setting_is_described() -> None:
+    schema = ServiceConfig.model_json_schema()
+    models = [schema, *schema["$defs"].values()]
+    undescribed = [
+        name for model in models for name, field in model["properties"].items() if "description" not in field
+    ]
+    assert not undescribed
