@@ -4,7 +4,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 RESERVED_ENGINE_ARGS = {
     "model": "model",
@@ -106,6 +114,12 @@ class ServiceConfig(_Settings):
                 "run one service per pool, each with its own ports"
             )
         return tuple(value)
+
+    @model_validator(mode="after")
+    def _two_ports(self) -> "ServiceConfig":
+        if self.port == self.metrics_port:
+            raise ValueError(f"port, metrics_port: expected two ports; got {self.port} twice; change one")
+        return self
 
 
 def parse_config(values: object, source: str) -> ServiceConfig:

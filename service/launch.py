@@ -1,7 +1,6 @@
 """Start Ray and the service on this machine, and stop both again."""
 
 import logging
-import os
 import signal
 import socket
 import time
@@ -37,6 +36,7 @@ def serve_until_signalled(config: ServiceConfig, console: Console) -> None:
             step("Starting Ray.")
             running.callback(ray.shutdown)
             step(f"Ray runs; it and vLLM log to {_start_ray(config)}.")
+            _check_cpus(config)
             running.callback(serve.delete, APP_NAME)
             for pool in config.pools:
                 step(f"Loading {pool.model_id} into {pool.replicas} replica(s) of pool {pool.name}.")
@@ -52,24 +52,19 @@ def serve_until_signalled(config: ServiceConfig, console: Console) -> None:
 
 
 def _check(config: ServiceConfig) -> None:
-    """Find out before anything starts what would fail or wait for ever."""
-    for setting, port in (("port", config.port), ("metrics_port", config.metrics_port)):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((config.host, port))
-            except OSError as error:
-                raise LaunchError(
-                    f"{setting}: expected {config.host}:{port} to be free; got: {error.strerror}; "
-                    f"stop what uses it or set `{setting}` to another port"
-                ) from None
-    needed = sum(pool.replicas * pool.cpus_per_replica for pool in config.pools)
-    available = len(os.sched_getaffinity(0))
-    if needed > available:
-        raise LaunchError(
-            f"pools: expected replicas x cpus_per_replica to fit this machine's {available} CPUs; "
-            f"got {needed}; lower one of the two"
-        )
+    """Find out before anything starts what would not start."""
+    # Ray's metrics agent listens on every interface.
+    for setting, host, port in (
+        ("port", config.host, config.port),
+        ("metrics_port", "", config.metrics_port),
+    ):
+        try:
+            socket.create_server((host, port)).close()
+        except OSError as error:
+            raise LaunchError(
+                f"{setting}: expected to listen on {host or 'every interface'}, port {port}; "
+                f"got: {error.strerror}; stop what uses the port or set `{setting}` to another"
+            ) from None
     for pool in config.pools:
         _check_model(pool)
 
@@ -80,6 +75,17 @@ def _check_model(pool: PoolConfig) -> None:
         raise LaunchError(
             f"pool {pool.name!r}: model: expected a directory; got {pool.model!r}, which is none; "
             "correct the path or build the model"
+        )
+
+
+def _check_cpus(config: ServiceConfig) -> None:
+    # Serve would wait for ever for CPUs that Ray does not have.
+    needed = sum(pool.replicas * pool.cpus_per_replica for pool in config.pools)
+    available = int(ray.cluster_resources()["CPU"])
+    if needed > available:
+        raise LaunchError(
+            f"pools: expected replicas x cpus_per_replica to fit the {available} CPUs that Ray finds; "
+            f"got {needed}; lower one of the two"
         )
 
 

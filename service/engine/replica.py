@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from service.config import PoolConfig
@@ -28,8 +29,9 @@ class EngineReplica:
     async def answer(self, endpoint: Endpoint, body: dict[str, Any]) -> AsyncGenerator[Message | None, None]:
         """Yield None as soon as the request has arrived, then what the engine answers."""
         yield None
-        async for message in self.engine.answer(endpoint, body):
-            yield message
+        async with aclosing(self.engine.answer(endpoint, body)) as messages:
+            async for message in messages:
+                yield message
 
     async def check_health(self) -> None:
         """Raise when the engine is dead; Serve then replaces the replica."""

@@ -34,7 +34,7 @@ _STREAM_ERROR = 'data: {"error"'
 
 
 def engine_args(pool: PoolConfig) -> AsyncEngineArgs:
-    """vLLM's arguments for `pool`. Raises ConfigError for a key that vLLM does not have."""
+    """vLLM's arguments for `pool`. Raises ConfigError for a key or value that vLLM refuses."""
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     for key in sorted(pool.engine_args.keys() - known):
         raise ConfigError(
@@ -44,16 +44,21 @@ def engine_args(pool: PoolConfig) -> AsyncEngineArgs:
     deltalog = {} if pool.merge_interval is None else {"deltalog": {"merge_interval": pool.merge_interval}}
     # The service exports its own metrics; vLLM's default loggers would only print.
     defaults = {"disable_log_stats": True}
-    return AsyncEngineArgs(
-        model=pool.model,
-        served_model_name=[pool.model_id],
-        additional_config=deltalog,
-        **defaults | pool.engine_args,
-    )
+    try:
+        return AsyncEngineArgs(
+            model=pool.model,
+            served_model_name=[pool.model_id],
+            additional_config=deltalog,
+            **defaults | pool.engine_args,
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"pool {pool.name!r}: engine_args: expected values that vLLM takes; got: {error}; correct them"
+        ) from error
 
 
 class VllmEngine:
-    """One model in vLLM. Building it loads the model and raises what vLLM or the plugin refuses."""
+    """One model in vLLM, with its OpenAI API."""
 
     def __init__(self, pool: PoolConfig) -> None:
         self._pool = pool
@@ -64,12 +69,11 @@ class VllmEngine:
             raise EngineStartError(_start_failure(error)) from error
         models = OpenAIServingModels(self._llm, [BaseModelPath(name=pool.model_id, model_path=pool.model)])
         templates: dict[str, Any] = {"chat_template": None, "chat_template_content_format": "auto"}
-        shared: dict[str, Any] = {
-            "online_renderer": OnlineRenderer(
-                self._llm.model_config, self._llm.renderer, request_logger=None, **templates
-            ),
-            "request_logger": None,
-        }
+        renderer = OnlineRenderer(
+            self._llm.model_config, self._llm.renderer, request_logger=None, **templates
+        )
+        renderer.warmup()
+        shared: dict[str, Any] = {"online_renderer": renderer, "request_logger": None}
         chat = OpenAIServingChat(self._llm, models, response_role="assistant", **shared, **templates)
         completion = OpenAIServingCompletion(self._llm, models, **shared)
         self._endpoints = {

@@ -61,6 +61,7 @@ def test_merge_interval_refuses(value: object) -> None:
             "pools[0].engine_args",
             "use the pool's own key 'merge_interval'",
         ),
+        ({"pools": [POOL], "metrics_port": 8000}, "(top level)", "expected two ports; got 8000 twice"),
         (["pools"], "(top level)", "got ['pools']"),
         (None, "(top level)", "got None"),
     ],
