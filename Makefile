@@ -32,8 +32,9 @@ serve: model  ## serve the demo model until Ctrl-C
 test: setup  ## tests that need no GPU and no patience
 	$(BIN)/pytest -m "not long and not gpu" $(TESTS)
 
-test-long: setup  ## the longer tests
-	@$(BIN)/pytest -m "long and not gpu" $(TESTS) $(call or_none,long)
+test-long: setup  ## fuzz of engine schedules, and seeded faults that a test must catch
+	$(BIN)/pytest -m "long and not gpu" $(TESTS)
+	$(BIN)/python tests/mutations.py
 
 test-gpu: setup  ## the tests that need a GPU
 	@$(BIN)/pytest -m gpu $(TESTS) $(call or_none,GPU)
