@@ -90,7 +90,11 @@ def _check_cpus(config: ServiceConfig) -> None:
 
 
 def _start_ray(config: ServiceConfig) -> Path:
-    """Start Ray and Serve's HTTP proxy. Returns the directory of their logs."""
+    """Start Ray and Serve's HTTP proxy. Returns the directory of their logs.
+
+    The HTTP API listens on `config.host`. Ray's own ports listen on every interface, and Ray has no setting
+    for that: its RPC, which asks for the cluster's token, and the metrics, which anyone may read.
+    """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     context = ray.init(
         address="local",

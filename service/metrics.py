@@ -93,7 +93,9 @@ RUNNING_REQUESTS = MetricSpec(
 DIRECTIONS = ("read", "write")
 BYTE_KINDS = ("append", "merge", "fold", "fill")
 
-MERGES = MetricSpec("deltalog_merges_total", "counter", "merges", "Merges of a log into its base state.")
+MERGES = MetricSpec(
+    "deltalog_merges_total", "counter", "merges", "Merges of a layer's log into its base state."
+)
 STATE_BYTES = MetricSpec(
     "deltalog_state_bytes_total",
     "counter",
@@ -109,7 +111,10 @@ WRITE_THROUGH_BYTES = MetricSpec(
     labels={"direction": DIRECTIONS},
 )
 LIVE_ENTRIES = MetricSpec(
-    "deltalog_log_live_entries", "gauge", "entries", "Live log entries of the rows decoded last."
+    "deltalog_log_live_entries",
+    "gauge",
+    "entries",
+    "Live log entries after the last step, over its rows and all layers.",
 )
 MERGE_INTERVAL = MetricSpec("deltalog_merge_interval", "gauge", "steps", "Steps per merge, M.")
 

@@ -10,14 +10,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from running_service import RunningService, configuration, descendants, start, until
 
-MAX_CONCURRENT_REQUESTS = 20
-
 
 @pytest.fixture(scope="session")
 def service(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """The one service that the tests share, with DeltaLog on at M = 8; it must stop without a trace."""
     folder = tmp_path_factory.mktemp("service")
-    config = configuration(demo_model, max_concurrent_requests=MAX_CONCURRENT_REQUESTS)
+    config = configuration(demo_model)
     running = RunningService(config, folder, start(config, folder))
     try:
         running.wait_ready()

@@ -21,6 +21,7 @@ from service.scrape import Scrape
 
 ROOT = Path(__file__).parents[2]
 MARK = "DELTALOG_TEST_SERVICE"
+MAX_CONCURRENT_REQUESTS = 20
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 60
 
@@ -48,11 +49,17 @@ def configuration(model: Path, **pool: Any) -> dict[str, Any]:
     engine_args = {
         "max_model_len": 4096,
         "max_num_seqs": 16,
-        "max_num_batched_tokens": 128,
+        "max_num_batched_tokens": 32,
         "enforce_eager": True,
         "kv_cache_memory_bytes": 24 * 1024**2,
     }
-    defaults = {"name": "test", "model": str(model), "served_model_name": "demo", "merge_interval": 8}
+    defaults = {
+        "name": "test",
+        "model": str(model),
+        "served_model_name": "demo",
+        "max_concurrent_requests": MAX_CONCURRENT_REQUESTS,
+        "merge_interval": 8,
+    }
     return {
         "port": port,
         "metrics_port": metrics_port,

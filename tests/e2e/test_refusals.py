@@ -6,8 +6,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from conftest import MAX_CONCURRENT_REQUESTS
-from running_service import RunningService, until
+from running_service import MAX_CONCURRENT_REQUESTS, RunningService, until
 
 LONG = "word " * 5000
 
