@@ -14,6 +14,8 @@ from pydantic import (
     model_validator,
 )
 
+from deltalog_kernels.vllm_plugin.config import check_merge_interval
+
 RESERVED_ENGINE_ARGS = {
     "model": "model",
     "served_model_name": "served_model_name",
@@ -26,19 +28,10 @@ class ConfigError(Exception):
     """A configuration is wrong. The message says where, what was expected, what came and what to do."""
 
 
-def _check_merge_interval(value: object) -> object:
-    # A bool is an int to Python, and 3.0 would pass for 3: neither is what the author of the file meant.
-    if value is None or value == "auto" or (type(value) is int and value >= 1):
-        return value
-    raise ValueError(
-        f'expected a whole number of at least 1, "auto", or null for stock vLLM; got {value!r}; '
-        "write for example 8, or 1 for write-through"
-    )
+def _off_or_merge_interval(value: Any) -> Any:
+    return value if value is None else check_merge_interval(value)
 
 
-MergeInterval = Annotated[
-    Annotated[int, Field(ge=1, strict=True)] | Literal["auto"] | None, BeforeValidator(_check_merge_interval)
-]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=1)]
 
@@ -60,7 +53,7 @@ class PoolConfig(_Settings):
     max_concurrent_requests: Count = Field(
         default=64, description="Requests one replica holds at a time; more are answered with 429."
     )
-    merge_interval: MergeInterval = Field(
+    merge_interval: Annotated[int | Literal["auto"] | None, BeforeValidator(_off_or_merge_interval)] = Field(
         default=None,
         description='Steps per merge of the log into the base state; "auto": derived from the model\'s '
         "shapes; 1: write-through; null: DeltaLog is off and vLLM is stock.",

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 SECTION = "deltalog"
 
 
-def _check_merge_interval(value: Any) -> Any:
+def check_merge_interval(value: Any) -> Any:
+    """``value`` if it is a merge interval, M: "auto" (traffic.best_merge_interval of the model's layer) or
+    tokens per merge. Raises ValueError; a bool or a float is no integer here."""
     if value == "auto" or (type(value) is int and 1 <= value <= MAX_MERGE_INTERVAL):
         return value
     raise ValueError(
@@ -21,16 +23,14 @@ def _check_merge_interval(value: Any) -> Any:
     )
 
 
-MergeInterval = Annotated[int | Literal["auto"], BeforeValidator(_check_merge_interval)]
-"""Tokens per merge, M. "auto" takes traffic.best_merge_interval of the model's layer."""
-
-
 class DeltaLogConfig(BaseModel):
     """Settings of the plugin. Unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    merge_interval: MergeInterval = Field("auto", description="Tokens per merge, or auto; 1: write-through.")
+    merge_interval: Annotated[int | Literal["auto"], BeforeValidator(check_merge_interval)] = Field(
+        "auto", description="Tokens per merge, or auto; 1: write-through."
+    )
 
     @classmethod
     def from_vllm(cls, vllm_config: "VllmConfig") -> "DeltaLogConfig | None":

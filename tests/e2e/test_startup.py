@@ -85,7 +85,7 @@ def test_a_port_in_use(demo_model: Path, tmp_path: Path, setting: str) -> None:
 )
 def test_a_bad_merge_interval(demo_model: Path, tmp_path: Path, command: str, value: object) -> None:
     said = refusal(run(command, configuration(demo_model, merge_interval=value), tmp_path))
-    assert "pools[0].merge_interval: expected a whole number of at least 1" in said
+    assert 'pools[0].merge_interval: expected "auto" or an integer from 1' in said
     assert f"got {value!r}" in said
 
 
