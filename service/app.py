@@ -25,13 +25,12 @@ def build(config: ServiceConfig) -> serve.Application:
         # A request that no replica can take is answered by Pool; Serve's bound must never queue it first.
         max_ongoing_requests=1_000_000,
     )(serve.ingress(api)(Ingress))
-    return ingress.bind(config, [_replicas(pool) for pool in config.pools])
+    return ingress.bind(config, [_replica(pool) for pool in config.pools])
 
 
-def _replicas(pool: PoolConfig) -> serve.Application:
+def _replica(pool: PoolConfig) -> serve.Application:
     replica = serve.deployment(
         name=pool.name,
-        num_replicas=pool.replicas,
         max_ongoing_requests=pool.max_concurrent_requests + PROBES,
         ray_actor_options={"num_cpus": pool.cpus_per_replica},
         # What stops a model from loading does not go away by trying again.

@@ -41,17 +41,16 @@ class _Settings(BaseModel):
 
 
 class PoolConfig(_Settings):
-    """Replicas that serve one model with the same settings."""
+    """The replica that serves one model; a pool has exactly one in this version."""
 
     name: str = Field(min_length=1, description="Name of the pool, the `pool` label of its metrics.")
     model: str = Field(min_length=1, description="Directory of the model, or its name on a model hub.")
     served_model_name: str | None = Field(
         default=None, min_length=1, description="Name that requests use for the model; null: `model` itself."
     )
-    replicas: Count = Field(default=1, description="Engines that share the pool's requests.")
-    cpus_per_replica: Count = Field(default=1, description="CPUs that Ray reserves for each replica.")
+    cpus_per_replica: Count = Field(default=1, description="CPUs that Ray reserves for the replica.")
     max_concurrent_requests: Count = Field(
-        default=64, description="Requests one replica holds at a time; more are answered with 429."
+        default=64, description="Requests the replica holds at a time; more are answered with 429."
     )
     merge_interval: Annotated[int | Literal["auto"] | None, BeforeValidator(_off_or_merge_interval)] = Field(
         default=None,
@@ -76,11 +75,6 @@ class PoolConfig(_Settings):
     def model_id(self) -> str:
         """Name that requests use for the model, the `model` label of the pool's metrics."""
         return self.served_model_name or self.model
-
-    @property
-    def max_requests(self) -> int:
-        """Requests the whole pool holds at a time."""
-        return self.replicas * self.max_concurrent_requests
 
 
 class ServiceConfig(_Settings):

@@ -39,7 +39,7 @@ def serve_until_signalled(config: ServiceConfig, console: Console) -> None:
             _check_cpus(config)
             running.callback(serve.delete, APP_NAME)
             for pool in config.pools:
-                step(f"Loading {pool.model_id} into {pool.replicas} replica(s) of pool {pool.name}.")
+                step(f"Loading {pool.model_id} into pool {pool.name}.")
             with console.status("Loading the model"):
                 _deploy(config)
             step(
@@ -80,12 +80,12 @@ def _check_model(pool: PoolConfig) -> None:
 
 def _check_cpus(config: ServiceConfig) -> None:
     # Serve would wait for ever for CPUs that Ray does not have.
-    needed = sum(pool.replicas * pool.cpus_per_replica for pool in config.pools)
+    needed = sum(pool.cpus_per_replica for pool in config.pools)
     available = int(ray.cluster_resources()["CPU"])
     if needed > available:
         raise LaunchError(
-            f"pools: expected replicas x cpus_per_replica to fit the {available} CPUs that Ray finds; "
-            f"got {needed}; lower one of the two"
+            f"pools: cpus_per_replica: expected to fit the {available} CPUs that Ray finds; got {needed}; "
+            "lower it"
         )
 
 

@@ -1,4 +1,4 @@
-"""A pool as the ingress sees it: whether it answers, how many requests it holds, how each one ends."""
+"""A pool as the ingress sees it: whether its replica answers, how many requests it holds, how each ends."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ logger = logging.getLogger("ray.serve")
 
 
 class Pool:
-    """Refuses at once what no replica can take, and passes on the rest."""
+    """Refuses at once what the replica cannot take, and passes on the rest."""
 
     def __init__(self, config: PoolConfig, replica: DeploymentHandle) -> None:
         self.config = config
@@ -31,13 +31,13 @@ class Pool:
         self._requests = REQUESTS.bind(config)
 
     async def watch(self) -> None:
-        """Keep knowing whether a replica answers, for ever."""
+        """Keep knowing whether the replica answers, for ever."""
         while True:
             await self.probe()
             await asyncio.sleep(PROBE_PERIOD_S)
 
     async def probe(self) -> bool:
-        """Whether a replica answers now that its engine is alive."""
+        """Whether the replica answers now that its engine is alive."""
         response = self._replica.check_health.remote()
         try:
             await asyncio.wait_for(response, ACCEPT_TIMEOUT_S)
@@ -70,7 +70,7 @@ class Pool:
             self._requests.inc(tags={"outcome": outcome})
 
     async def _ask(self, endpoint: Endpoint, body: dict[str, Any]) -> AsyncGenerator[Message, None]:
-        """What a replica answers; an Answer of its own where none does."""
+        """What the replica answers; an Answer of its own where it does not."""
         replies: DeploymentResponseGenerator | None = None
         try:
             self._admit()
@@ -90,16 +90,16 @@ class Pool:
     def _admit(self) -> None:
         if not self.ready:
             raise not_ready(self.config.model_id)
-        if self._held > self.config.max_requests:
+        if self._held > self.config.max_concurrent_requests:
             raise ApiError(
                 429,
-                f"expected at most {self.config.max_requests} requests at a time for this model, got more; "
-                "send it again after the time in Retry-After",
+                f"expected at most {self.config.max_concurrent_requests} requests at a time for this model; "
+                "got more; send it again after the time in Retry-After",
                 code="pool_full",
             )
 
     async def _accepted(self, replies: DeploymentResponseGenerator) -> None:
-        """Wait for a replica to take the request, which takes it no time; an answer may take long."""
+        """Wait for the replica to take the request, which takes it no time; an answer may take long."""
         try:
             await asyncio.wait_for(anext(replies), ACCEPT_TIMEOUT_S)
         except TimeoutError:

@@ -95,8 +95,9 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_more_cpus_than_there_are(demo_model: Path, tmp_path: Path) -> None:
-    said = refusal(run("serve", configuration(demo_model, replicas=10_000), tmp_path))
-    assert "got 10000; lower one of the two" in said
+    said = refusal(run("serve", configuration(demo_model, cpus_per_replica=10_000), tmp_path))
+    assert "cpus_per_replica: expected to fit" in said
+    assert "got 10000; lower it" in said
 
 
 def test_validate_knows_vllms_arguments(demo_model: Path, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_merge_interval_refuses(value: object) -> None:
         ({"pools": [POOL], "port": 0}, "port", "greater than or equal to 1; got 0"),
         ({"pools": [POOL], "port": "8000"}, "port", "valid integer; got '8000'"),
         (pool_with(replica=2), "pools[0].replica", "expected one of name, model"),
-        (pool_with(replicas=0), "pools[0].replicas", "got 0"),
+        (pool_with(cpus_per_replica=0), "pools[0].cpus_per_replica", "got 0"),
         (pool_with(engine_args={"model": "x"}), "pools[0].engine_args", "use the pool's own key 'model'"),
         (
             pool_with(engine_args={"additional_config": {}}),
