@@ -5,14 +5,22 @@ import subprocess
 import sys
 
 import pytest
-from ray.serve import Application
 
-from service.app import build_app
+from service.app import PROBES, build_app
 from service.config import ConfigError
 
 
-def test_a_configuration_builds_an_application() -> None:
-    assert isinstance(build_app({"pools": [{"name": "p", "model": "m"}]}), Application)
+def test_a_configuration_sets_the_options_of_its_deployments() -> None:
+    pool = {"name": "p", "model": "m", "cpus_per_replica": 3, "max_concurrent_requests": 5}
+    ingress = build_app({"pools": [pool]})._bound_deployment
+    (replica,) = (application._bound_deployment for application in ingress.init_args[1])
+    assert (ingress.name, replica.name) == ("ingress", "p")
+    assert ingress.ray_actor_options["num_cpus"] == 0
+    assert ingress.max_ongoing_requests > 1000, "Pool refuses; Serve must not queue before it can"
+    assert replica.ray_actor_options["num_cpus"] == 3
+    assert replica.max_ongoing_requests == 5 + PROBES
+    assert replica.num_replicas == 1
+    assert replica._deployment_config.max_constructor_retry_count == 1
 
 
 def test_a_wrong_configuration_does_not() -> None:
