@@ -57,8 +57,8 @@ REQUESTS = MetricSpec(
     "deltalog_requests_total",
     "counter",
     "requests",
-    "Requests for a model of the pool by how they ended: ok, client_error (4xx), rejected (no replica took "
-    "it: 429, 503), aborted (the client left), error (5xx, or a stream that broke).",
+    "Requests for a model of the pool by how they ended: ok, client_error (4xx), rejected (no replica "
+    "accepted it: 429, 503), aborted (the client left), error (any other 5xx, or a stream that broke).",
     labels={"outcome": OUTCOMES},
 )
 TTFT = MetricSpec(

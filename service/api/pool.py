@@ -52,13 +52,16 @@ class Pool:
 
         Closing the generator, or cancelling what waits for it, stops generation.
         """
-        outcome, started = "aborted", False
+        outcome, accepted, started = "aborted", False, False
         self._held += 1
         try:
             async with aclosing(self._ask(endpoint, body)) as messages:
                 async for message in messages:
+                    if message is None:
+                        accepted = True
+                        continue
                     if isinstance(message, Answer) and message.body is not None:
-                        outcome = "error" if started else _outcome(message.status)
+                        outcome = "error" if started else _outcome(message.status, accepted)
                         # The next request need not find out again; `watch` notices a replica that is back.
                         self.ready = self.ready and message.status != 503
                     started = True
@@ -69,13 +72,14 @@ class Pool:
             self._held -= 1
             self._requests.inc(tags={"outcome": outcome})
 
-    async def _ask(self, endpoint: Endpoint, body: dict[str, Any]) -> AsyncGenerator[Message, None]:
-        """What the replica answers; an Answer of its own where it does not."""
+    async def _ask(self, endpoint: Endpoint, body: dict[str, Any]) -> AsyncGenerator[Message | None, None]:
+        """None once the replica has accepted, then what it answers; an Answer of its own if it does not."""
         replies: DeploymentResponseGenerator | None = None
         try:
             self._admit()
             replies = self._replica.options(stream=True).answer.remote(endpoint, body)
             await self._accepted(replies)
+            yield None
             async for message in replies:
                 yield message
         except Exception as error:
@@ -106,9 +110,9 @@ class Pool:
             raise not_ready(self.config.model_id) from None
 
 
-def _outcome(status: int) -> str:
+def _outcome(status: int, accepted: bool) -> str:
     if status < 400:
         return "ok"
-    if status in (429, 503):
+    if not accepted and status in (429, 503):
         return "rejected"
     return "client_error" if status < 500 else "error"
