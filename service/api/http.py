@@ -1,7 +1,7 @@
 """Bytes to requests and answers to bytes: JSON bodies and server-sent events."""
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -43,10 +43,13 @@ async def events(messages: AsyncGenerator[Message, None]) -> AsyncGenerator[str,
             yield message if isinstance(message, str) else f"data: {message.body}\n\n"
 
 
-def respond(answer: Answer) -> Response:
-    """The response to a request that is not a stream."""
+def respond(answer: Answer, further: Mapping[str, str] | None = None) -> Response:
+    """The response to a request that is not a stream, with `further` headers."""
     return Response(
-        answer.body, status_code=answer.status, headers=headers(answer.status), media_type="application/json"
+        answer.body,
+        status_code=answer.status,
+        headers=headers(answer.status) | dict(further or {}),
+        media_type="application/json",
     )
 
 

@@ -23,7 +23,9 @@ api = FastAPI(title="DeltaLog", openapi_url=None)
 @api.exception_handler(Exception)
 async def report(_: Request, error: Exception) -> Response:
     """Every failure of a request, in OpenAI's shape."""
-    return respond(Answer.of(to_api_error(error)))
+    # A 405 names the methods that are allowed in a header.
+    further = error.headers if isinstance(error, HTTPException) else None
+    return respond(Answer.of(to_api_error(error)), further)
 
 
 class Ingress:

@@ -85,7 +85,9 @@ def test_unknown_models_routes_and_methods(service: RunningService) -> None:
     assert refusal(service.post("completions", {"model": "other", "prompt": "x"}), 404)["param"] == "model"
     assert refusal(service.post("completions", {"model": None, "prompt": "x"}), 400)["param"] == "model"
     refusal(httpx.get(f"{service.url}/v1/nothing"), 404)
-    refusal(httpx.get(f"{service.url}/v1/completions"), 405)
+    wrong_method = httpx.get(f"{service.url}/v1/completions")
+    refusal(wrong_method, 405)
+    assert wrong_method.headers["allow"] == "POST"
 
 
 def test_nobody_waits_for_a_model_that_loads(service: RunningService) -> None:
