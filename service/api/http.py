@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import Response
 
 from service.engine.protocol import Answer, Message
@@ -13,12 +14,18 @@ from service.errors import ApiError, headers
 MAX_BODY_BYTES = 16 * 1024 * 1024
 
 
+async def read_body(request: Request) -> bytes:
+    """The body of a request; one that is too large is refused before it is held. Raises ApiError 413."""
+    _refuse_too_large(int(request.headers.get("content-length", 0)))
+    body = bytearray()
+    async for chunk in request.stream():
+        _refuse_too_large(len(body) + len(chunk))
+        body += chunk
+    return bytes(body)
+
+
 def parse_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object in a request body, with a `model`. Raises ApiError 400 or 413."""
-    if len(raw) > MAX_BODY_BYTES:
-        raise ApiError(
-            413, f"expected a body of at most {MAX_BODY_BYTES} bytes; got {len(raw)}; send a shorter prompt"
-        )
+    """The JSON object in a request body, with a `model`. Raises ApiError 400."""
     try:
         body = json.loads(raw, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -51,6 +58,16 @@ def respond(answer: Answer, further: Mapping[str, str] | None = None) -> Respons
         headers=headers(answer.status) | dict(further or {}),
         media_type="application/json",
     )
+
+
+def _refuse_too_large(num_bytes: int) -> None:
+    if num_bytes > MAX_BODY_BYTES:
+        raise ApiError(
+            413,
+            f"expected a body of at most {MAX_BODY_BYTES} bytes; got {num_bytes} or more; "
+            "send a shorter prompt",
+            code="body_too_large",
+        )
 
 
 def _refuse_constant(name: str) -> None:

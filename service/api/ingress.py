@@ -9,7 +9,7 @@ from fastapi.responses import Response, StreamingResponse
 from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 
-from service.api.http import events, parse_body, respond
+from service.api.http import events, parse_body, read_body, respond
 from service.api.pool import Pool
 from service.config import ServiceConfig
 from service.engine.protocol import Answer, Endpoint
@@ -68,7 +68,7 @@ class Ingress:
         return {"status": "ready"}
 
     async def _complete(self, endpoint: Endpoint, request: Request) -> Response:
-        body = parse_body(await request.body())
+        body = parse_body(await read_body(request))
         messages = self._pool(body["model"]).answer(endpoint, body)
         answer = await anext(messages)
         assert isinstance(answer, Answer)

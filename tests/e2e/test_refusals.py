@@ -33,6 +33,14 @@ def test_malformed_bodies(service: RunningService, content: bytes) -> None:
     assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("chunked", [False, True], ids=["declared", "chunked"])
+def test_a_body_that_is_too_large(service: RunningService, chunked: bool) -> None:
+    chunks = [b" " * 2**20] * 17
+    content = iter(chunks) if chunked else b"".join(chunks)
+    error = refusal(httpx.post(f"{service.url}/v1/completions", content=content, timeout=60), 413)
+    assert error["code"] == "body_too_large"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("body", "param"),
