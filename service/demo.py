@@ -59,7 +59,14 @@ def _service(path: Path, config: ServiceConfig) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait(STOP_TIMEOUT_S)
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise DemoError(
+                f"expected the service to stop within {STOP_TIMEOUT_S} s; it did not and was killed; "
+                "its logs say why"
+            ) from None
 
 
 def _wait_ready(process: "subprocess.Popen[bytes]", url: str) -> None:

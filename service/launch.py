@@ -47,7 +47,12 @@ def serve_until_signalled(config: ServiceConfig, console: Console) -> None:
             )
             signal.pause()
         except KeyboardInterrupt:
-            step("Stopping on a signal.")
+            pass
+        finally:
+            # The stop takes seconds; no second signal may cut it short.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            step("Stopping.")
     step("Stopped.")
 
 

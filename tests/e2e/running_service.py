@@ -159,6 +159,10 @@ class RunningService:
         return self._last
 
     def stop(self) -> int:
-        """End it as a user does. Returns its exit code."""
+        """End it as an impatient user does: what comes once it stops must not disturb it. Its exit code."""
         self.process.send_signal(signal.SIGTERM)
+        if self.process.poll() is None:
+            until(lambda: "Stopping." in self.output(), 10, "it to begin to stop", period_s=0.05)
+            self.process.send_signal(signal.SIGINT)
+            self.process.send_signal(signal.SIGTERM)
         return self.process.wait(STOP_TIMEOUT_S)
