@@ -88,6 +88,11 @@ class ServiceConfig(_Settings):
     )
     pools: tuple[PoolConfig, ...] = Field(description="The pools; exactly one in this version.")
 
+    @property
+    def url(self) -> str:
+        """Where the HTTP API is, without a path."""
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
     @field_validator("pools", mode="before")
     @classmethod
     def _exactly_one(cls, value: Any) -> Any:

@@ -55,7 +55,7 @@ def _service(path: Path, config: ServiceConfig) -> Iterator[None]:
     """`python -m service serve` in a process of its own, ready to answer."""
     process = subprocess.Popen([sys.executable, "-m", "service", "serve", str(path)])
     try:
-        _wait_ready(process, f"http://{config.host}:{config.port}/health/ready")
+        _wait_ready(process, f"{config.url}/health/ready")
         yield
     finally:
         process.terminate()
@@ -90,7 +90,7 @@ def _wait_ready(process: "subprocess.Popen[bytes]", url: str) -> None:
 async def _talk(config: ServiceConfig, console: Console) -> int:
     """One chat completion, then the concurrent streams. Returns the tokens generated."""
     (pool,) = config.pools
-    client = AsyncOpenAI(base_url=f"http://{config.host}:{config.port}/v1", api_key="none", max_retries=0)
+    client = AsyncOpenAI(base_url=f"{config.url}/v1", api_key="none", max_retries=0)
     chat = await client.chat.completions.create(
         model=pool.model_id, messages=[{"role": "user", "content": "What is a log?"}], max_tokens=32
     )
@@ -122,7 +122,7 @@ async def _talk(config: ServiceConfig, console: Console) -> int:
 
 def _settled(config: ServiceConfig, tokens: int) -> Scrape:
     """The metrics once every token is counted and the counters stand still."""
-    url = f"http://{config.host}:{config.metrics_port}/metrics"
+    url = f"http://127.0.0.1:{config.metrics_port}/metrics"
     deadline = time.monotonic() + SETTLE_TIMEOUT_S
     before, now = None, Scrape(url)
     while now.total(GENERATED_TOKENS) < tokens or before is None or _counters(before) != _counters(now):

@@ -1,5 +1,6 @@
 """Start Ray and the service on this machine, and stop both again."""
 
+import errno
 import logging
 import signal
 import socket
@@ -42,9 +43,7 @@ def serve_until_signalled(config: ServiceConfig, console: Console) -> None:
                 step(f"Loading {pool.model_id} into pool {pool.name}.")
             with console.status("Loading the model"):
                 _deploy(config)
-            step(
-                f"Ready at http://{config.host}:{config.port}/v1; metrics are on port {config.metrics_port}."
-            )
+            step(f"Ready at {config.url}/v1; metrics are on port {config.metrics_port}.")
             signal.pause()
         except KeyboardInterrupt:
             pass
@@ -61,14 +60,16 @@ def _check(config: ServiceConfig) -> None:
     # Ray's metrics agent listens on every interface.
     for setting, host, port in (
         ("port", config.host, config.port),
-        ("metrics_port", "", config.metrics_port),
+        ("metrics_port", "0.0.0.0", config.metrics_port),
     ):
         try:
-            socket.create_server((host, port)).close()
+            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            socket.create_server(address, family=family).close()
         except OSError as error:
+            in_use = f"stop what uses the port or set `{setting}` to another"
             raise LaunchError(
-                f"{setting}: expected to listen on {host or 'every interface'}, port {port}; "
-                f"got: {error.strerror}; stop what uses the port or set `{setting}` to another"
+                f"{setting}: expected to listen on {host}, port {port}; got: {error.strerror}; "
+                f"{in_use if error.errno == errno.EADDRINUSE else f'correct `host` or `{setting}`'}"
             ) from None
     for pool in config.pools:
         _check_model(pool)

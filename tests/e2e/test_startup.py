@@ -70,14 +70,35 @@ def test_a_kv_connector(demo_model: Path, tmp_path: Path) -> None:
     assert "got ExampleConnector" in said
 
 
-@pytest.mark.parametrize("setting", ["port", "metrics_port"])
-def test_a_port_in_use(demo_model: Path, tmp_path: Path, setting: str) -> None:
+@pytest.mark.parametrize(
+    ("setting", "host", "family"),
+    [
+        ("port", "127.0.0.1", socket.AF_INET),
+        ("port", "::1", socket.AF_INET6),
+        ("metrics_port", "127.0.0.1", socket.AF_INET),
+    ],
+)
+def test_a_port_in_use(
+    demo_model: Path, tmp_path: Path, setting: str, host: str, family: socket.AddressFamily
+) -> None:
     config = configuration(demo_model)
-    with socket.create_server(("127.0.0.1", config[setting])):
-        said = refusal(run("serve", config, tmp_path))
+    with socket.create_server((host, config[setting]), family=family):
+        said = refusal(run("serve", config | {"host": host}, tmp_path))
     assert said.startswith(f"{setting}: expected to listen on ")
     assert f"port {config[setting]}; got: Address already in use" in said
     assert f"set `{setting}` to another" in said
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [("nowhere.invalid", "not known"), ("203.0.113.1", "Cannot assign requested address")],
+)
+def test_a_host_that_is_not_here(demo_model: Path, tmp_path: Path, host: str, reason: str) -> None:
+    said = refusal(run("serve", configuration(demo_model) | {"host": host}, tmp_path))
+    assert said.startswith(f"port: expected to listen on {host}, port ")
+    assert reason in said
+    assert "correct `host`" in said
+    assert "in use" not in said
 
 
 @pytest.mark.parametrize(

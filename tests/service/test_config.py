@@ -106,3 +106,10 @@ def test_every_setting_is_described() -> None:
         name for model in models for name, field in model["properties"].items() if "description" not in field
     ]
     assert not undescribed
+
+
+@pytest.mark.parametrize(
+    ("host", "url"), [("127.0.0.1", "http://127.0.0.1:8000"), ("::1", "http://[::1]:8000")]
+)
+def test_a_url_can_be_used_as_it_is(host: str, url: str) -> None:
+    assert parse_config({"host": host, "pools": [POOL]}, "test").url == url
