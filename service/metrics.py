@@ -65,22 +65,24 @@ TTFT = MetricSpec(
     "deltalog_request_ttft_seconds",
     "histogram",
     "seconds",
-    "Time to first token: request received by the engine to its first token.",
+    "Time to first token: the request's arrival in the replica's engine to its first token there, without "
+    "the ingress hop, one sample per generated sequence (n = 3 gives three).",
     buckets=SECONDS_BUCKETS,
 )
 ITL = MetricSpec(
     "deltalog_request_itl_seconds",
     "histogram",
     "seconds",
-    "Inter-token latency: gap between consecutive outputs of a request, one sample per output.",
+    "Inter-token latency: gap in the engine between consecutive outputs of a sequence, one sample per output "
+    "after the first; an output may hold several tokens.",
     buckets=SECONDS_BUCKETS,
 )
 TPOT = MetricSpec(
     "deltalog_request_tpot_seconds",
     "histogram",
     "seconds",
-    "Time per output token: (last token - first token) / (output tokens - 1), one sample per request that "
-    "finished with two tokens or more.",
+    "Time per output token: (last token - first token) / (output tokens - 1) in the engine, one sample per "
+    "generated sequence that finished with two tokens or more.",
     buckets=SECONDS_BUCKETS,
 )
 GENERATED_TOKENS = MetricSpec(
