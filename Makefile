@@ -33,8 +33,7 @@ test: setup  ## tests that need no GPU and no patience
 	$(BIN)/pytest -m "not long and not gpu" $(TESTS)
 
 test-long: setup  ## fuzz of engine schedules, and seeded faults that a test must catch
-	$(BIN)/pytest -m "long and not gpu" $(TESTS)
-	$(BIN)/python tests/mutations.py
+	$(BIN)/python tests/long.py
 
 test-gpu: setup  ## the tests that need a GPU
 	@$(BIN)/pytest -m gpu $(TESTS) $(call or_none,GPU)
@@ -49,4 +48,4 @@ bench: setup  ## check and time the kernels on this machine
 	$(BIN)/deltalog bench kernels
 
 clean:  ## remove what these targets made
-	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist
+	rm -rf .venv .cache .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache build dist

@@ -22,8 +22,10 @@ def doctor() -> None:
     try:
         from deltalog_kernels.vllm_plugin import seams
     except ModuleNotFoundError as missing:
-        typer.echo(f"vLLM: not installed ({missing}); the kernels work alone, the plugin needs vLLM")
-        return
+        if missing.name != "vllm":
+            raise
+        typer.echo("problem: expected vLLM, got none; install it, or use deltalog_kernels alone")
+        raise typer.Exit(1) from None
     typer.echo(seams.describe())
     problems = seams.problems()
     for problem in problems:

@@ -15,21 +15,18 @@ class Family:
     (False).
     delta_rule: what is written is the value corrected by what the state already answers to the key
     (True), or the value as it came (False).
-    reads_before_update: the output reads the state before this token's decay and update (True) or after
-    them (False).
     """
 
     name: str
     decay_per_channel: bool
     delta_rule: bool
-    reads_before_update: bool
 
 
-GDN = Family("gdn", decay_per_channel=False, delta_rule=True, reads_before_update=False)
+GDN = Family("gdn", decay_per_channel=False, delta_rule=True)
 """Gated delta net: S <- e^g S; u = beta (v - S^T k); S <- S + k u^T; o = S^T q."""
 
-KDA = Family("kda", decay_per_channel=True, delta_rule=True, reads_before_update=False)
+KDA = Family("kda", decay_per_channel=True, delta_rule=True)
 """Kimi delta attention: S <- diag(e^g) S; u = beta (v - S^T k); S <- S + k u^T; o = S^T q."""
 
-RWKV6 = Family("rwkv6", decay_per_channel=True, delta_rule=False, reads_before_update=True)
+RWKV6 = Family("rwkv6", decay_per_channel=True, delta_rule=False)
 """RWKV6: o = (S + diag(bonus) k v^T)^T r; S <- diag(e^g) S + k v^T."""

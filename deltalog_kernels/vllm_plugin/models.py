@@ -11,9 +11,13 @@ from deltalog_kernels.vllm_plugin.pages import gdn_layout, log_states
 
 
 class DeltaLogQwen3NextForCausalLM(Qwen3NextForCausalLM):
+    """Qwen3-Next, its state pages sized for a log and moved with it."""
+
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         layout = gdn_layout(vllm_config)
-        if layout is None:
+        if layout is None and type(self) is DeltaLogQwen3NextForCausalLM:
+            # vLLM finds this class for every engine of the process; this one did not ask for a log. A
+            # pooling adapter derives from it, and then has only methods that answer as stock.
             self.__class__ = Qwen3NextForCausalLM
         Qwen3NextForCausalLM.__init__(self, vllm_config=vllm_config, prefix=prefix)
         if layout is not None:

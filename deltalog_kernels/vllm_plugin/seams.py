@@ -79,8 +79,12 @@ def _checked(stock: type[VerifyAndUpdateConfig]) -> type[VerifyAndUpdateConfig]:
 
 def check(vllm_config: VllmConfig) -> None:
     """Raise ValueError for an engine that would decode wrongly, or without a log, with the section set."""
-    model = vllm_config.model_config
-    connector = getattr(vllm_config.kv_transfer_config, "kv_connector", None)
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    # vLLM makes a connector of kv_offloading_size later.
+    connector = getattr(vllm_config.kv_transfer_config, "kv_connector", None) or (
+        vllm_config.cache_config.kv_offloading_size and "kv_offloading_size"
+    )
+    ranks = {name: getattr(parallel, f"{name}_parallel_size") for name in ("tensor", "pipeline", "data")}
     expectations = [
         *_expectations_of_vllm(),
         (
@@ -94,16 +98,20 @@ def check(vllm_config: VllmConfig) -> None:
         (
             connector is None,
             f"no KV connector (it would move states without their logs), got {connector}; "
-            "drop --kv-transfer-config",
+            "drop --kv-transfer-config and --kv-offloading-size",
         ),
         (
             vllm_config.speculative_config is None,
             "no speculative decoding (a log keeps no rejected drafts); drop --speculative-config",
         ),
         (
-            vllm_config.parallel_config.worker_extension_cls in ("", WORKER_EXTENSION),
-            "to be vLLM's only worker extension (it counts there), got "
-            f"{vllm_config.parallel_config.worker_extension_cls}; drop --worker-extension-cls",
+            set(ranks.values()) == {1},
+            f"one rank in this version, got parallel sizes {ranks}; run one engine per rank",
+        ),
+        (
+            parallel.worker_extension_cls in ("", WORKER_EXTENSION),
+            f"to be vLLM's only worker extension (it counts there), got {parallel.worker_extension_cls}; "
+            "drop --worker-extension-cls",
         ),
     ]
     for met, expectation in expectations:

@@ -90,6 +90,17 @@ def test_a_kv_connector_is_refused(demo_model):
         configure(demo_model, EIGHT, kv_transfer_config=connector)
 
 
+def test_kv_offloading_is_a_connector_too(demo_model):
+    with pytest.raises(ValueError, match=r"expects no KV connector .* drop .* --kv-offloading-size"):
+        configure(demo_model, EIGHT, kv_offloading_size=1.0)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "pipeline", "data"])
+def test_several_ranks_are_refused(demo_model, kind):
+    with pytest.raises(ValueError, match=f"expects one rank in this version, got .*'{kind}': 2"):
+        configure(demo_model, EIGHT, **{f"{kind}_parallel_size": 2})
+
+
 def test_speculative_decoding_is_refused(demo_model):
     ngram = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
     with pytest.raises(ValueError, match=r"expects no speculative decoding .* drop --speculative-config"):

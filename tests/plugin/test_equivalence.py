@@ -73,18 +73,22 @@ def test_a_missing_merge_shows(demo_model, texts, stock, monkeypatch):
 
 
 def test_prefix_cache_hits_copy_the_log(demo_model, poisoned_pages):
-    """M = 3 does not divide the block, so a page moves on with a live log at each block's end."""
-    shared = random_texts([450], tokens=1, seed=2)[0].prompt
-    suffixes = random_texts([5, 6, 7, 40], tokens=80, seed=3)
-    texts = [Text(shared + text.prompt, text.forced) for text in suffixes]
+    """M = 7 does not divide the block of 320, so its page moves on with five live entries: those of a decode
+    here, which later prompts hit in the cache and must fold."""
+    [first] = random_texts([300], tokens=60, seed=2)
+    suffixes = random_texts([5, 6, 7, 40], tokens=60, seed=3)
+    texts = [Text(first.prompt + first.forced + text.prompt, text.forced) for text in suffixes]
     caching = {"enable_prefix_caching": True, "block_size": 32, "max_num_batched_tokens": 512}
-    results = {}
-    for interval in (None, 3):
+    results, hits = {}, {}
+    for interval in (None, 7):
         with engine(demo_model, interval, **caching) as llm:
-            teacher_forced(llm, texts[:1])
-            results[interval] = teacher_forced(llm, texts)
-            assert metric(llm, "vllm:prefix_cache_hits") > 0
-    assert Difference.of(results[3], results[None]).within(TO_STOCK)
+            results[interval] = teacher_forced(llm, [first]) + teacher_forced(llm, texts)
+            hits[interval] = metric(llm, "vllm:prefix_cache_hits")
+            block = llm.llm_engine.vllm_config.cache_config.block_size
+    assert 300 < block < 360
+    assert block % 7 == 5
+    assert hits[7] >= block
+    assert Difference.of(results[7], results[None]).within(TO_STOCK)
 
 
 def test_a_reused_slot_gives_the_same_text(demo_model, texts, stock, poisoned_pages):

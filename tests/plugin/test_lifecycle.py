@@ -83,12 +83,15 @@ def test_preemption_by_a_small_cache(demo_model, interval):
 
 @each_interval
 def test_several_samples_of_one_prompt(demo_model, interval):
-    """n = 3: the samples share the prompt's cached blocks and none of its state."""
-    texts = random_texts([50, 7], tokens=30, seed=12)
+    """n = 3: the samples share the prompt's cached block, and each goes on with a state of its own."""
+    texts = random_texts([400, 7], tokens=30, seed=12)
     results = []
     for chosen in (None, interval):
-        with engine(demo_model, chosen, enable_prefix_caching=True) as llm:
+        # The budget lets one prompt in at a time: the second sample finds the first one's block.
+        options = {"enable_prefix_caching": True, "block_size": 32, "max_num_batched_tokens": 400}
+        with engine(demo_model, chosen, **options) as llm:
             results.append(teacher_forced(llm, texts, samples=3))
+            assert metric(llm, "vllm:prefix_cache_hits") > 0
     assert Difference.of(*results).within(TO_STOCK)
 
 

@@ -5,6 +5,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+
+import engines  # noqa: F401  (sets the environment before vLLM is imported)
+import pytest
+import torch
 
 REPORT = """
 import json, sys
@@ -49,3 +54,20 @@ def test_without_the_section_nothing_differs(demo_model):
     absent = report(demo_model, {"VLLM_PLUGINS": ""})
     assert "deltalog" not in str({**installed, "logprobs": None})
     assert installed == absent
+
+
+def test_without_the_section_pooling_adapters_work():
+    """They derive from the registered class, ours, and need their own class for their own methods."""
+    from vllm.model_executor.models.adapters import as_embedding_model
+    from vllm.model_executor.models.qwen3_next import Qwen3NextForCausalLM
+
+    from deltalog_kernels.vllm_plugin.models import DeltaLogQwen3NextForCausalLM
+
+    no_section = SimpleNamespace(additional_config={})
+    for registered in (Qwen3NextForCausalLM, DeltaLogQwen3NextForCausalLM):
+        adapter = as_embedding_model(registered)
+        # What vLLM builds the layers of is not the point here, and needs a distributed environment.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Qwen3NextForCausalLM, "__init__", lambda self, **_: torch.nn.Module.__init__(self))
+            patch.setattr(adapter, "_init_pooler", lambda self, *_, **__: None)
+            assert type(adapter(vllm_config=no_section)) is adapter

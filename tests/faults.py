@@ -1,25 +1,9 @@
-"""Seeded faults: each is put into a copy of the project, and a test must catch it.
-
-    python tests/mutations.py        applies all, writes tests/MUTATIONS.md, exits 1 when one survives
-
-A suite that passes says little until it is known to fail. The faults are those that this design invites.
+"""Seeded faults: those that this design invites. tests/long.py puts each into a copy of the project, and a
+test must catch it. A suite that passes says little until it is known to fail.
 """
 
-import platform
-import re
-import shutil
-import subprocess
-import sys
-import tempfile
-import time
 from dataclasses import dataclass
-from datetime import date
-from pathlib import Path
 
-from rich.progress import track
-
-ROOT = Path(__file__).resolve().parents[1]
-REPORT = ROOT / "tests" / "MUTATIONS.md"
 STEPS, LIFE = "tests/kernels/test_steps.py", "tests/plugin/test_equivalence.py"
 
 
@@ -137,53 +121,3 @@ FAULTS = [
         "tests/plugin/test_counters.py",
     ),
 ]
-
-
-def copy_with(fault: Fault, directory: Path) -> None:
-    """The project in ``directory``, with the fault in it."""
-    ignored = shutil.ignore_patterns(".git", ".venv", ".mypy_cache", ".pytest_cache", "__pycache__")
-    shutil.copytree(ROOT, directory, ignore=ignored, dirs_exist_ok=True)
-    source = directory / fault.file
-    text = source.read_text()
-    if text.count(fault.right) != 1:
-        raise SystemExit(
-            f"{fault.name}: expected one {fault.right!r} in {fault.file}, got {text.count(fault.right)}; "
-            "the code has changed, so write the fault anew"
-        )
-    source.write_text(text.replace(fault.right, fault.wrong))
-
-
-def caught_by(fault: Fault) -> str | None:
-    """The first test that fails with the fault in, or None when it survives."""
-    with tempfile.TemporaryDirectory() as scratch:
-        copy_with(fault, Path(scratch))
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", fault.tests]
-        done = subprocess.run(command, cwd=scratch, capture_output=True, text=True)
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    if done.returncode not in (0, 1) or (done.returncode == 1) != bool(failed):
-        raise SystemExit(f"{fault.name}: pytest ended with {done.returncode}\n{done.stdout[-3000:]}")
-    return failed[1] if failed else None
-
-
-def main() -> None:
-    start, rows, survivors = time.monotonic(), [], []
-    for fault in track(FAULTS, description="seeded faults"):
-        test = caught_by(fault)
-        rows.append(f"| {fault.name} | {f'`{test}`' if test else '**survives**'} |")
-        survivors += [] if test else [fault.name]
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
-    REPORT.write_text(
-        "# Seeded faults and the test that catches each\n\n"
-        f"Written by `python tests/mutations.py`, part of `make test-long`: {date.today()}, commit {commit}, "
-        f"Python {platform.python_version()}, {time.monotonic() - start:.0f} s; "
-        f"{len(FAULTS) - len(survivors)} of {len(FAULTS)} caught.\n\n"
-        "| fault | caught by |\n|---|---|\n" + "\n".join(rows) + "\n"
-    )
-    if survivors:
-        raise SystemExit(f"no test catches: {', '.join(survivors)}")
-
-
-if __name__ == "__main__":
-    main()
