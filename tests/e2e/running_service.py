@@ -2,12 +2,14 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,11 +38,12 @@ def until(condition: Callable[[], Any], timeout_s: float, what: str, period_s: f
 
 
 def free_ports(number: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [probe.getsockname()[1] for probe in sockets]
-    for probe in sockets:
-        probe.close()
-    return ports
+    """Ports that nothing listens on, outside the ranges from which Ray and the kernel take theirs."""
+    free: list[int] = []
+    for port in random.sample(range(20_000, 32_000), 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            free.append(port)
+    return free[:number]
 
 
 def configuration(model: Path, **pool: Any) -> dict[str, Any]:
