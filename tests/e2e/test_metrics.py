@@ -69,6 +69,14 @@ def test_latencies_have_one_sample_each(readings: tuple[Scrape, Scrape, Any]) ->
     assert samples == [1, TOKENS - 1, 1]
 
 
+def test_each_generated_sequence_has_its_own_latencies(service: RunningService) -> None:
+    before = service.settled()
+    service.post("completions", {"prompt": "x", "n": 3, "max_tokens": 5, "ignore_eos": True})
+    after = service.settled()
+    samples = [after.total(spec, "_count") - before.total(spec, "_count") for spec in (TTFT, ITL, TPOT)]
+    assert samples == [3, 3 * 4, 3]
+
+
 def test_tokens_and_outcomes_are_counted(readings: tuple[Scrape, Scrape, Any]) -> None:
     before, after, usage = readings
     assert after.total(GENERATED_TOKENS) - before.total(GENERATED_TOKENS) == usage.completion_tokens == TOKENS
