@@ -25,7 +25,7 @@ TOKENS = 97
 START_TIMEOUT_S = 240
 STOP_TIMEOUT_S = 60
 SETTLE_TIMEOUT_S = 60
-SETTLE_PERIOD_S = 3
+SETTLE_PERIOD_S = 5
 """Longer than a replica takes to publish its counters and Ray to export them."""
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import openai
 import pytest
-from running_service import RunningService
+from running_service import RunningService, until
 
 from service import metrics
 from service.metrics import (
@@ -35,13 +35,24 @@ TOKENS = 97
 
 @pytest.fixture(scope="module")
 def readings(service: RunningService) -> tuple[Scrape, Scrape, Any]:
-    """The metrics before and after one plain request and what it answered."""
+    """The metrics before and after one plain request and what it answered.
+
+    What the log did comes by a poll of its own, which a busy machine may delay: wait until all decode steps
+    are there.
+    """
     before = service.settled()
+    baseline = before.total(WRITE_THROUGH_BYTES, direction="write")
     answer = service.client().completions.create(
         model="demo",
         prompt="Count the merges of this one.",
         max_tokens=TOKENS,
         extra_body={"ignore_eos": True},
+    )
+    decoded = baseline + LAYERS * (TOKENS - 1) * BASE_BYTES
+    until(
+        lambda: service.scrape().total(WRITE_THROUGH_BYTES, direction="write") >= decoded,
+        60,
+        "the counters of the log",
     )
     return before, service.settled(), answer.usage
 

@@ -104,7 +104,8 @@ def test_nobody_waits_for_a_model_that_loads(service: RunningService) -> None:
     for response in (service.early_ready, service.early_completion):
         assert refusal(response, 503)["code"] == "not_ready"
         assert int(response.headers["retry-after"]) > 0
-        assert response.elapsed.total_seconds() < 5
+        # At once, but for an ingress that starts at the same time; loading the model takes half a minute.
+        assert response.elapsed.total_seconds() < 15
 
 
 def test_alive_and_ready(service: RunningService) -> None:
