@@ -42,7 +42,7 @@ FAULTS = [
         "deltalog_kernels/vllm_plugin/layers.py",
         "fold_and_fill(self.memory, slot_ids, metadata.starts[decodes:], metadata.ends[decodes:])",
         "fold_and_fill(self.memory, slot_ids, metadata.starts[decodes:] * 0, metadata.ends[decodes:])",
-        LIFE,
+        f"{LIFE}::test_a_live_log_is_folded_before_a_chunk",
     ),
     Fault(
         "current token's decay left out",
@@ -55,14 +55,14 @@ FAULTS = [
         "deltalog_kernels/vllm_plugin/models.py",
         "(conv, temporal, *[temporal] * len(logs))",
         "(conv, temporal)",
-        LIFE,
+        f"{LIFE}::test_prefix_cache_hits_copy_the_log",
     ),
     Fault(
         "stale positions",
         "deltalog_kernels/vllm_plugin/metadata.py",
         "starts = ends - common_attn_metadata.query_start_loc[: rows + 1].diff()",
         "starts = ends - common_attn_metadata.query_start_loc[: rows + 1].diff() - 1",
-        LIFE,
+        f"{LIFE}::test_deferred_equals_stock",
     ),
     Fault(
         "padding row that writes",
@@ -118,6 +118,6 @@ FAULTS = [
         "deltalog_kernels/vllm_plugin/stats.py",
         "self._record_decodes(live_length(starts[decode], interval))",
         "self._record_decodes(live_length(starts[decode] - 1, interval))",
-        "tests/plugin/test_counters.py",
+        "tests/plugin/test_counters.py::test_counters_equal_a_count_by_hand",
     ),
 ]

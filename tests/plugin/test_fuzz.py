@@ -10,9 +10,9 @@ import time
 import pytest
 from engines import TO_STOCK, Difference, Text, engine, random_texts, scheduled
 
-BUDGET_S = 240
+BUDGET_S = 150
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("poisoned_pages"), pytest.mark.timeout(3 * BUDGET_S)]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("poisoned_pages"), pytest.mark.timeout(4 * BUDGET_S)]
 
 
 def test_random_schedules_equal_stock(demo_model):
