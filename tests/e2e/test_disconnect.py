@@ -28,7 +28,7 @@ def left_behind(service: RunningService) -> Iterator[dict[str, float]]:
 
 
 def tokens_per_s(service: RunningService) -> float:
-    """How fast one stream runs on this machine just now."""
+    """How fast one stream runs on this machine just now; asked before and after, the load may change."""
     started = time.monotonic()
     response = service.post("completions", {"prompt": "x", **FOREVER, "max_tokens": 100})
     assert response.json()["usage"]["completion_tokens"] == 100
@@ -45,7 +45,7 @@ def test_leaving_a_stream(service: RunningService) -> None:
         lines = stream.iter_lines()
         received = sum(bool(next(lines)) for _ in range(100))
     assert counted["aborted"] == 1
-    assert received <= counted["tokens"] <= received + rate
+    assert received <= counted["tokens"] <= received + max(rate, tokens_per_s(service))
 
 
 def test_leaving_a_plain_request(service: RunningService) -> None:
@@ -54,7 +54,7 @@ def test_leaving_a_plain_request(service: RunningService) -> None:
     with left_behind(service) as counted, pytest.raises(httpx.ReadTimeout):
         service.post("chat/completions", body | FOREVER, timeout_s=waited_s)
     assert counted["aborted"] == 1
-    assert 0 < counted["tokens"] <= (waited_s + 1) * rate
+    assert 0 < counted["tokens"] <= (waited_s + 1) * max(rate, tokens_per_s(service))
 
 
 @pytest.mark.parametrize("stream", [True, False])
