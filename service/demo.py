@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from service.config import ServiceConfig, load_config
-from service.launch import LaunchError
+from service.launch import METRICS_PERIOD_S, LaunchError
 from service.metrics import BYTE_KINDS, GENERATED_TOKENS, MERGES, STATE_BYTES, TPOT, WRITE_THROUGH_BYTES
 from service.scrape import Scrape
 
@@ -25,7 +25,7 @@ TOKENS = 97
 START_TIMEOUT_S = 240
 STOP_TIMEOUT_S = 60
 SETTLE_TIMEOUT_S = 60
-SETTLE_PERIOD_S = 5
+SETTLE_PERIOD_S = METRICS_PERIOD_S + 2
 """Longer than a replica takes to publish its counters and Ray to export them."""
 
 

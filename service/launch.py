@@ -17,6 +17,9 @@ from service.config import PoolConfig, ServiceConfig
 from service.engine.protocol import EngineStartError
 
 APP_NAME = "deltalog"
+METRICS_PERIOD_S = 4
+"""A scrape sees what was true this long ago at most. Ray's own default is 10 s. It exports increments, and
+drops those that take longer than half the period to collect: at 1 s a busy machine loses some, silently."""
 
 
 class LaunchError(Exception):
@@ -108,8 +111,7 @@ def _start_ray(config: ServiceConfig) -> Path:
         _metrics_export_port=config.metrics_port,
         logging_level=logging.ERROR,
         log_to_driver=False,
-        # A scrape sees what was true a second ago at most; Ray's own default is ten.
-        _system_config={"metrics_report_interval_ms": 1000},
+        _system_config={"metrics_report_interval_ms": METRICS_PERIOD_S * 1000},
     )
     # Ray has put a handler in the place of ours that ends the process without stopping anything.
     _interrupt_on_sigterm()

@@ -1,6 +1,5 @@
 """vLLM as the engine: AsyncLLM behind vLLM's own OpenAI serving classes."""
 
-import asyncio
 import dataclasses
 import json
 import logging
@@ -31,7 +30,6 @@ from service.metrics import DeltaLogMetrics, LatencyMetrics
 
 logger = logging.getLogger("ray.serve")
 
-COUNTERS_TIMEOUT_S = 5.0
 _STREAM_ERROR = 'data: {"error"'
 
 
@@ -120,9 +118,7 @@ class VllmEngine:
         assert self._logger.metrics is not None
         self._logger.metrics.running_requests.set(self._llm.get_num_unfinished_requests())
         if self._deltalog is not None:
-            # vLLM has been seen to lose an answer under load. The totals are cumulative: ask again.
-            counters = self._llm.collective_rpc("deltalog_counters")
-            self._deltalog.update(await asyncio.wait_for(counters, COUNTERS_TIMEOUT_S))
+            self._deltalog.update(await self._llm.collective_rpc("deltalog_counters"))
 
     def shutdown(self) -> None:
         self._llm.shutdown()

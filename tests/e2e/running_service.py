@@ -18,6 +18,7 @@ import httpx
 import openai
 import yaml
 
+from service.launch import METRICS_PERIOD_S
 from service.metrics import GENERATED_TOKENS, MERGES, REQUESTS, RUNNING_REQUESTS, STATE_BYTES
 from service.scrape import Scrape
 
@@ -158,7 +159,7 @@ class RunningService:
             previous, before[0] = before[0], reading()
             return before[0] == previous and before[0][0] == 0
 
-        until(stands_still, 60, "the metrics to settle", period_s=2.5)
+        until(stands_still, 60, "the metrics to settle", METRICS_PERIOD_S + 1.5)
         return self._last
 
     def stop(self) -> int:

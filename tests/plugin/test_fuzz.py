@@ -27,9 +27,8 @@ def test_random_schedules_equal_stock(demo_model):
             seed=rng.randrange(2**31),
         )
         # Some share a prefix that fills a block, and the cache then serves it.
-        prefixes = [text.prompt for text in random_texts([350], tokens=1, seed=rng.randrange(2**31))]
-        shared = [rng.choice([[], *prefixes]) for _ in range(count)]
-        texts = [Text(prefix + text.prompt, text.forced) for prefix, text in zip(shared, texts, strict=True)]
+        (prefix,) = random_texts([350], tokens=1, seed=rng.randrange(2**31))
+        texts = [Text(rng.choice([[], prefix.prompt]) + text.prompt, text.forced) for text in texts]
         arrivals = sorted(rng.randint(0, 40) for _ in range(count))
         leaving = rng.sample(range(count), k=count // 4)
         aborts = {index: arrivals[index] + rng.randint(1, 30) for index in leaving}
