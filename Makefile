@@ -2,6 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 MODEL := .cache/demo-model
 TESTS := tests/kernels tests/deploy tests/plugin tests/service tests/e2e
+QUICK := $(BIN)/pytest -m "not long and not gpu"
 
 export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
@@ -30,7 +31,9 @@ serve: model  ## serve the demo model until Ctrl-C
 	@$(BIN)/python -m service serve deploy/serve/cpu-demo.yaml
 
 test: setup  ## tests that need no GPU and no patience
-	$(BIN)/pytest -m "not long and not gpu" $(TESTS)
+	TRITON_INTERPRET=1 $(QUICK) tests/kernels
+	$(QUICK) tests/deploy tests/plugin
+	$(QUICK) tests/service tests/e2e
 
 test-long: setup  ## fuzz of engine schedules, and seeded faults that a test must catch
 	$(BIN)/python tests/long.py

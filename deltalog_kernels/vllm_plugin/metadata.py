@@ -12,8 +12,8 @@ from vllm.v1.attention.backends.gdn_attn import (
     GDNAttentionMetadataBuilder,
 )
 
-from deltalog_kernels.vllm_plugin import stats
 from deltalog_kernels.vllm_plugin.pages import gdn_layout
+from deltalog_kernels.vllm_plugin.stats import StepCounters
 
 
 @dataclass
@@ -38,7 +38,7 @@ class DeltaLogGDNMetadataBuilder(GDNAttentionMetadataBuilder):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         layout = gdn_layout(vllm_config)
         assert layout is not None, "only a DeltaLog layer asks for this builder"
-        self.step_counters = stats.new_counters(vllm_config.instance_id, layout, len(layer_names))
+        self.step_counters = StepCounters(layout, len(layer_names))
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, *args: Any, **kwargs: Any

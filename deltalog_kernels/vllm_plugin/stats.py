@@ -5,7 +5,7 @@ to, merged, folded and filled, and traffic.py says what that moves. The front en
 ``collective_rpc("deltalog_counters")``.
 """
 
-from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -61,29 +61,17 @@ def _histogram(live_lengths: torch.Tensor, merge_interval: int) -> list[tuple[in
     return [(live, rows) for live, rows in enumerate(counts) if rows]
 
 
-# By engine: an in-process engine shares this module with others of the same process.
-_counters: defaultdict[str, list[StepCounters]] = defaultdict(list)
-
-
-def new_counters(engine: str, layout: LogLayout, num_layers: int) -> StepCounters:
-    """Counters of one more metadata builder of ``engine`` (its VllmConfig.instance_id)."""
-    counters = StepCounters(layout, num_layers)
-    _counters[engine].append(counters)
-    return counters
-
-
-def snapshot(engine: str) -> dict[str, Any]:
-    """Totals of this worker since it started, as plain numbers.
+def snapshot(parts: Sequence[StepCounters]) -> dict[str, Any]:
+    """Totals of a worker since it started, as plain numbers; ``parts`` is one for each metadata builder.
 
     merges counts each layer's log; live_entries is the state after the last step, over its decode rows
     and all layers; bytes are this tensor-parallel rank's share. write_through_bytes is what the
     baseline would have moved for the same decode tokens.
     """
-    parts = _counters[engine]
     total = {kind: sum((part.traffic[kind] for part in parts), Traffic()) for kind in KINDS}
     write_through = sum((part.write_through for part in parts), Traffic())
     return {
-        "merge_interval": parts[0].layout.merge_interval if parts else 0,
+        "merge_interval": parts[0].layout.merge_interval,
         "merges": sum(part.merges for part in parts),
         "live_entries": sum(part.live_entries for part in parts),
         "state_bytes": {
@@ -97,8 +85,20 @@ def snapshot(engine: str) -> dict[str, Any]:
 class WorkerStats:
     """Mixed into vLLM's worker as its extension class."""
 
-    vllm_config: Any
+    model_runner: Any
 
     def deltalog_counters(self) -> dict[str, Any]:
-        """See ``snapshot``."""
-        return snapshot(self.vllm_config.instance_id)
+        """See ``snapshot``. Raises RuntimeError in a worker that decodes without DeltaLog."""
+        builders = (
+            builder
+            for groups in self.model_runner.attn_groups
+            for group in groups
+            for builder in group.metadata_builders
+        )
+        parts = [builder.step_counters for builder in builders if hasattr(builder, "step_counters")]
+        if not parts:
+            raise RuntimeError(
+                "expected layers that decode through DeltaLog; got none in this worker; "
+                "ask for its counters only when `deltalog` is in additional_config"
+            )
+        return snapshot(parts)

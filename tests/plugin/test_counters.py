@@ -1,5 +1,9 @@
 """The counters against a count by hand: one loop over the positions of each request."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +62,38 @@ def test_counters_equal_a_count_by_hand(demo_model: Path, interval):
         written = counters["state_bytes"]["write"]
         ratio = counters["write_through_bytes"]["write"] / (written["append"] + written["merge"])
         assert 6.5 < ratio < 7.5
+
+
+SERVER = """
+import asyncio, json, pathlib, sys
+from vllm import AsyncEngineArgs, SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+
+async def main():
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(
+        sys.argv[1], additional_config={"deltalog": {"merge_interval": 8}}, enforce_eager=True,
+        max_model_len=256, distributed_executor_backend=sys.argv[2]))
+    async for _ in llm.generate("x", SamplingParams(max_tokens=17, ignore_eos=True), "1"):
+        pass
+    counters = await llm.collective_rpc("deltalog_counters")
+    pathlib.Path(sys.argv[3]).write_text(json.dumps(counters))
+    llm.shutdown()
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("executor", ["uni", "mp"])
+def test_counters_of_an_engine_in_its_own_process(demo_model: Path, tmp_path: Path, executor):
+    """The front end's copy of the configuration is not the worker's, in either of vLLM's executors."""
+    script, answer = tmp_path / "server.py", tmp_path / "counters.json"
+    script.write_text(SERVER)
+    # vLLM's CPU platform turns `uni` into `mp` unless told that there is one process.
+    environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0" if executor == "uni" else "1"}
+    command = [sys.executable, str(script), str(demo_model), executor, str(answer)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    [counters] = json.loads(answer.read_text())
+    assert counters["merges"] == LAYERS * 2
+    assert counters["merge_interval"] == 8
