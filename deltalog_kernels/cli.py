@@ -2,6 +2,8 @@
 
 import platform
 from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
 
 import torch
 import typer
@@ -36,9 +38,17 @@ def doctor() -> None:
 
 
 @bench.command("kernels")
-def bench_kernels() -> None:
-    """Time the decode steps of this machine's backend, deferred beside write-through."""
-    kernel_bench.run()
+def bench_kernels(
+    output: Annotated[Path | None, typer.Option(help="Write the numbers here as JSON (GPU only).")] = None,
+    commit: Annotated[str, typer.Option(help="What the JSON says was measured.")] = "unknown",
+) -> None:
+    """Check and time the decode steps of this machine: on a GPU beside the published kernels."""
+    if torch.cuda.is_available():
+        from deltalog_kernels.bench import gpu
+
+        gpu.run(output, commit)
+    else:
+        kernel_bench.run()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ phases share a call and the caller keeps no counter.
 """
 
 from collections.abc import Mapping
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch.nn.functional import softplus
 
 from deltalog_kernels import cpu
 from deltalog_kernels.families import GDN, KDA, RWKV6, Family
-from deltalog_kernels.layout import NULL_SLOT, SlotMemory, live_length
+from deltalog_kernels.layout import SlotMemory
 
 
 def gdn_gates(a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,8 +35,7 @@ def kda_gates(
     beta = sigmoid(b) fp32 [B, HV]. Without a lower bound decay_ln = -exp(a_log) softplus(a + dt_bias);
     with one (the safe gate, for example -5) lower_bound sigmoid(exp(a_log) (a + dt_bias)).
     """
-    if lower_bound is not None and not lower_bound < 0:
-        raise ValueError(f"lower_bound must be below 0, as a log-decay is, got {lower_bound}; negate it")
+    check_lower_bound(lower_bound)
     rate, x = a_log.float().exp()[..., None], a.float() + dt_bias.float()
     decay_ln = -rate * softplus(x) if lower_bound is None else lower_bound * (rate * x).sigmoid()
     return decay_ln, b.float().sigmoid()
@@ -74,10 +74,11 @@ def gdn_step(
     """
     layout, rows = memory.layout, _count_rows(slot_ids)
     gates = {"decay_ln": (decay_ln, (rows, layout.value_heads)), "beta": (beta, (rows, layout.value_heads))}
-    out = _check_step(GDN, q, k, v, gates, memory, slot_ids, positions, out)
+    out = check_step(GDN, q, k, v, gates, memory, slot_ids, positions, out)
     scale = layout.key_dim**-0.5 if scale is None else scale
     gate = decay_ln[..., None]
-    cpu.delta_rule_step(q, k, v, gate, beta, memory, slot_ids, positions, phase_offset, scale, out)
+    step = backend(memory).delta_rule_step
+    step(q, k, v, gate, beta, memory, slot_ids, positions, phase_offset, scale, out)
     return out
 
 
@@ -105,9 +106,10 @@ def kda_step(
         "decay_ln": (decay_ln, (rows, layout.value_heads, layout.key_dim)),
         "beta": (beta, (rows, layout.value_heads)),
     }
-    out = _check_step(KDA, q, k, v, gates, memory, slot_ids, positions, out)
+    out = check_step(KDA, q, k, v, gates, memory, slot_ids, positions, out)
     scale = layout.key_dim**-0.5 if scale is None else scale
-    cpu.delta_rule_step(q, k, v, decay_ln, beta, memory, slot_ids, positions, phase_offset, scale, out)
+    step = backend(memory).delta_rule_step
+    step(q, k, v, decay_ln, beta, memory, slot_ids, positions, phase_offset, scale, out)
     return out
 
 
@@ -139,9 +141,10 @@ def rwkv6_step(
         "decay_ln": (decay_ln, (rows, layout.value_heads, layout.key_dim)),
         "bonus": (bonus, (layout.value_heads, layout.key_dim)),
     }
-    out = _check_step(RWKV6, r, k, v, gates, memory, slot_ids, positions, out)
+    out = check_step(RWKV6, r, k, v, gates, memory, slot_ids, positions, out)
     scale = 1.0 if scale is None else scale
-    cpu.rwkv6_step(r, k, v, decay_ln, bonus, memory, slot_ids, positions, phase_offset, scale, out)
+    step = backend(memory).rwkv6_step
+    step(r, k, v, decay_ln, bonus, memory, slot_ids, positions, phase_offset, scale, out)
     return out
 
 
@@ -167,24 +170,23 @@ def fold_and_fill(
     """
     rows = _count_rows(slot_ids)
     for name, tensor in (("slot_ids", slot_ids), ("starts", starts), ("ends", ends)):
-        _check_shape(name, tensor, (rows,))
+        check_shape(name, tensor, (rows,))
     _check_integers(slot_ids=slot_ids, starts=starts, ends=ends)
     _check_device(memory, slot_ids, starts, ends)
-    real = slot_ids > NULL_SLOT
-    slots, starts, ends = slot_ids[real].long(), starts[real].long(), ends[real].long()
-    interval = memory.layout.merge_interval
-    live = live_length(starts, interval, phase_offset)
-    live = torch.where(starts > 0, live, torch.zeros_like(live))
-    if (live > 0).any():
-        cpu.fold(memory, slots[live > 0], live[live > 0])
-    cpu.fill(memory, slots, live_length(ends, interval, phase_offset))
+    backend(memory).fold_and_fill(memory, slot_ids, starts, ends, phase_offset)
+
+
+def check_lower_bound(lower_bound: float | None) -> None:
+    """Raises ValueError for a bound that no log-decay can have."""
+    if lower_bound is not None and not lower_bound < 0:
+        raise ValueError(f"lower_bound must be below 0, as a log-decay is, got {lower_bound}; negate it")
 
 
 def _count_rows(slot_ids: Tensor) -> int:
     return slot_ids.shape[0] if slot_ids.dim() == 1 else -1
 
 
-def _check_step(
+def check_step(
     family: Family,
     q: Tensor,
     k: Tensor,
@@ -204,8 +206,8 @@ def _check_step(
         )
     out = torch.empty_like(v) if out is None else out
     qk_shape, v_shape = (rows, layout.key_heads, layout.key_dim), (rows, layout.value_heads, layout.value_dim)
-    _check_shape("slot_ids", slot_ids, (rows,))
-    _check_shape("positions", positions, (rows,))
+    check_shape("slot_ids", slot_ids, (rows,))
+    check_shape("positions", positions, (rows,))
     for name, tensor, shape in (
         ("q" if family.delta_rule else "r", q, qk_shape),
         ("k", k, qk_shape),
@@ -213,7 +215,7 @@ def _check_step(
         *((name, tensor, shape) for name, (tensor, shape) in gates.items()),
         ("out", out, v_shape),
     ):
-        _check_shape(name, tensor, shape)
+        check_shape(name, tensor, shape)
     if k.dtype != layout.key_dtype:
         raise ValueError(
             f"k must be {layout.key_dtype}, the dtype of the log's keys, got {k.dtype}; "
@@ -224,7 +226,7 @@ def _check_step(
     return out
 
 
-def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(tensor.shape) != shape:
         expected = "[B]" if shape == (-1,) else str(list(shape))
         raise ValueError(
@@ -240,9 +242,23 @@ def _check_integers(**tensors: Tensor) -> None:
 
 
 def _check_device(memory: SlotMemory, *tensors: Tensor) -> None:
-    devices = {tensor.device.type for tensor in (memory.base, *tensors)}
-    if devices != {"cpu"}:
-        raise NotImplementedError(
-            f"this version decodes on the CPU, got tensors on {', '.join(sorted(devices))}; "
-            "move all of them to the cpu"
+    devices = {str(tensor.device) for tensor in (memory.base, *tensors)}
+    if len(devices) > 1:
+        raise ValueError(
+            f"expected all tensors on the device of the pool, {memory.base.device}; got some on "
+            f"{', '.join(sorted(devices - {str(memory.base.device)}))}; move them there"
         )
+
+
+def backend(memory: SlotMemory) -> ModuleType:
+    """The module that runs the steps on the pool's device."""
+    if memory.base.device.type == "cpu":
+        return cpu
+    if memory.base.device.type != "cuda":
+        raise NotImplementedError(
+            f"expected tensors on a CUDA GPU or the CPU, got {memory.base.device}; move all of them to one"
+        )
+    # Triton is not there without a GPU.
+    from deltalog_kernels.kernels import launch
+
+    return launch

@@ -70,6 +70,11 @@ class LogLayout:
             raise ValueError(
                 f"value_heads must be a multiple of key_heads, got {self.value_heads} and {self.key_heads}"
             )
+        if not self.family.delta_rule and self.state_dtype == torch.float16:
+            raise ValueError(
+                f"{self.family.name} normalises nothing, so its state may pass the largest fp16 number; "
+                "expected a state_dtype of float32 or bfloat16, got float16; choose one of them"
+            )
         if not self.family.delta_rule and self.value_heads != self.key_heads:
             raise ValueError(
                 f"{self.family.name} has as many value heads as key heads, got {self.value_heads} and "

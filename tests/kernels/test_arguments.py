@@ -74,7 +74,7 @@ ARGUMENTS = {
         ({"positions": torch.tensor([1])}, r"positions must have shape \[2\], got \[1\]"),
         ({"positions": torch.zeros(2)}, "positions must be int32 or int64, got torch.float32"),
         ({"slot_ids": torch.tensor([[1, 2]])}, r"slot_ids must have shape \[B\]"),
-        ({"v": torch.zeros(2, 8, 64, device="meta")}, "decodes on the CPU, got tensors on cpu, meta"),
+        ({"v": torch.zeros(2, 8, 64, device="meta")}, "on the device of the pool, cpu; got some on meta"),
     ],
 )
 def test_bad_arguments_say_what_was_expected(change, message):
