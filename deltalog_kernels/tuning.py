@@ -53,10 +53,10 @@ def launch_config(layout: LogLayout, batch: int, multiprocessors: int) -> Launch
     if _override is not None:
         return _override
     rows = min(8, layout.value_dim)
-    per_channel = layout.family.decay_per_channel
-    longest = 8 if per_channel else {4: 4, 2: 16}[layout.state_dtype.itemsize]
+    wide = layout.state_dtype.itemsize == 4
+    longest = 8 if layout.family.decay_per_channel else 4 if wide else 16
     tiles = min(longest, layout.value_dim // rows)
     heads = batch * layout.value_heads
     while tiles > 1 and heads * (layout.value_dim // (rows * tiles)) < 8 * multiprocessors:
         tiles //= 2
-    return LaunchConfig(rows, tiles, max_registers=168 if per_channel else 128)
+    return LaunchConfig(rows, tiles, max_registers=168 if wide else 128)

@@ -8,12 +8,12 @@ import triton.language as tl
 
 from deltalog_kernels.kernels.replay import (
     add_entry,
-    as_row,
     channel_offsets,
     entry_sums,
     live_entries,
     replay_prep,
     row_sums,
+    tile_offsets,
 )
 
 
@@ -36,7 +36,7 @@ def append_decode(
 ):
     """The paper's AppendDecode: a tile's output, stored, and the token's update of its value rows [R].
 
-    tile [R, C, J] is the base, base_key and base_query [1, C, J] carry its decay; the coefficients
+    tile [C, R, J] is the base, base_key and base_query [C, 1, J] carry its decay; the coefficients
     [ENTRIES, 1] are the log's, key_query the product of the undecayed two. log_updates, value and out
     point to one head.
     """
@@ -120,8 +120,10 @@ def delta_rule_kernel(
         return
     base_ptr += slot * base_stride + hv * (V * K)
     channel = channel_offsets(K, CHUNK)
-    offsets = rows[:, None, None] * K + as_row(channel)
     TILE: tl.constexpr = ROWS * K
+    CHUNKS: tl.constexpr = K // CHUNK
+    base_ptr += split * (TILES * TILE)
+    offsets = tile_offsets(K, CHUNK, ROWS)
     live = live_entries(tl.load(positions_ptr + row), phase_offset, M)
     log_keys_ptr += slot * log_keys_stride + h * ((M - 1) * K)
     log_updates_ptr += slot * log_updates_stride + hv * ((M - 1) * V)
@@ -133,7 +135,7 @@ def delta_rule_kernel(
     inverse_norm = tl.rsqrt(tl.sum(raw_key * raw_key) + EPS)
     key = raw_key * inverse_norm
     query = query * (tl.rsqrt(tl.sum(query * query) + EPS) * scale)
-    gate_channel = channel if GATES > 1 else tl.zeros([1, 1, 1], tl.int32)
+    gate_channel = channel if GATES > 1 else tl.zeros([1, 1], tl.int32)
     decay_ln = tl.load(gate_ptr + row * gate_stride + hv * GATES + gate_channel).to(tl.float32)
     beta = tl.load(beta_ptr + row * beta_stride + hv).to(tl.float32)
     if RAW_GATES:
@@ -149,7 +151,7 @@ def delta_rule_kernel(
     key_coefficients = entry_sums(decayed_keys * key)[:, None]
     query_coefficients = entry_sums(decayed_keys * query)[:, None]
     key_query = tl.sum(key * query)
-    base_key, base_query = as_row(key * total), as_row(query * total)
+    base_key, base_query = (key * total)[:, None, :], (query * total)[:, None, :]
 
     merging = live == M - 1
     if PHASE == 1:
@@ -159,7 +161,9 @@ def delta_rule_kernel(
     if merging:
         for tile_index in range(TILES):
             here = rows + tile_index * ROWS
-            tile = tl.load(base_ptr + tile_index * TILE + offsets).to(tl.float32)
+            tile = tl.reshape(tl.load(base_ptr + tile_index * TILE + offsets), (CHUNKS, ROWS, CHUNK)).to(
+                tl.float32
+            )
             update = append_decode(
                 tile,
                 here,
@@ -176,8 +180,8 @@ def delta_rule_kernel(
                 V,
                 ENTRIES,
             )
-            tile = tile * as_row(total) + as_row(raw_key) * (update * inverse_norm)[:, None, None]
-            age = as_row(decay_ln)
+            tile = tile * total[:, None, :] + raw_key[:, None, :] * (update * inverse_norm)[None, :, None]
+            age = decay_ln
             for back in tl.static_range(M - 1):
                 tile, age = add_entry(
                     tile,
@@ -186,27 +190,24 @@ def delta_rule_kernel(
                     log_updates_ptr,
                     log_decays_ptr,
                     M - 2 - back,
-                    as_row(channel),
-                    as_row(gate_channel),
+                    channel,
+                    gate_channel,
                     here,
                     K,
                     V,
                     GATES,
                 )
-            tl.store(
-                base_ptr + tile_index * TILE + offsets,
-                tile.to(base_ptr.dtype.element_ty),
-                cache_modifier=".cs",
-            )
+            merged = tl.reshape(tile, (CHUNKS * ROWS, CHUNK)).to(base_ptr.dtype.element_ty)
+            tl.store(base_ptr + tile_index * TILE + offsets, merged, cache_modifier=".cs")
     else:
         # Each tile is on its way while the one before it is worked on. It will not be read again soon.
         coming = tl.load(base_ptr + offsets, eviction_policy="evict_first")
         for tile_index in range(TILES):
             here = rows + tile_index * ROWS
-            tile = coming.to(tl.float32)
-            more = here + ROWS < (split + 1) * (ROWS * TILES)
+            tile = tl.reshape(coming, (CHUNKS, ROWS, CHUNK)).to(tl.float32)
             following = base_ptr + (tile_index + 1) * TILE + offsets
-            coming = tl.load(following, mask=more[:, None, None], other=0.0, eviction_policy="evict_first")
+            more = tl.full([CHUNKS * ROWS, 1], tile_index + 1, tl.int32) < TILES
+            coming = tl.load(following, mask=more, other=0.0, eviction_policy="evict_first")
             update = append_decode(
                 tile,
                 here,

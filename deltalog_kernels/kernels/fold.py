@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from deltalog_kernels.kernels.replay import add_entry, as_row, channel_offsets, live_entries
+from deltalog_kernels.kernels.replay import add_entry, channel_offsets, live_entries, tile_offsets
 
 
 @triton.jit
@@ -39,12 +39,13 @@ def fold_kernel(
     live = live_entries(start, phase_offset, M)
     if (slot <= NULL_SLOT) | (start <= 0) | (live == 0):
         return
-    channel = as_row(channel_offsets(K, CHUNK))
-    gate_channel = channel if GATES > 1 else tl.zeros([1, 1, 1], tl.int32)
+    CHUNKS: tl.constexpr = K // CHUNK
+    channel = channel_offsets(K, CHUNK)
+    gate_channel = channel if GATES > 1 else tl.zeros([1, 1], tl.int32)
     log_keys_ptr += slot * log_keys_stride + (hv // HEADS_RATIO) * ((M - 1) * K)
     log_updates_ptr += slot * log_updates_stride + hv * ((M - 1) * V)
     log_decays_ptr += slot * log_decays_stride + hv * ((M - 1) * GATES)
-    logged = tl.zeros([ROWS, K // CHUNK, CHUNK], tl.float32)
+    logged = tl.zeros([CHUNKS, ROWS, CHUNK], tl.float32)
     age = tl.zeros_like(gate_channel).to(tl.float32)
     for back in range(live):
         logged, age = add_entry(
@@ -61,10 +62,11 @@ def fold_kernel(
             V,
             GATES,
         )
-    base_ptr += slot * base_stride + hv * (V * K)
-    tile = base_ptr + rows[:, None, None] * K + channel
-    merged = tl.load(tile).to(tl.float32) * tl.exp(age) + logged
-    tl.store(tile, merged.to(base_ptr.dtype.element_ty))
+    base_ptr += slot * base_stride + hv * (V * K) + (program % SPLITS) * (ROWS * K)
+    base_ptr += tile_offsets(K, CHUNK, ROWS)
+    tile = tl.reshape(tl.load(base_ptr), (CHUNKS, ROWS, CHUNK)).to(tl.float32)
+    merged = tl.reshape(tile * tl.exp(age)[:, None, :] + logged, (CHUNKS * ROWS, CHUNK))
+    tl.store(base_ptr, merged.to(base_ptr.dtype.element_ty))
 
 
 @triton.jit

@@ -9,12 +9,12 @@ import triton.language as tl
 
 from deltalog_kernels.kernels.replay import (
     add_entry,
-    as_row,
     channel_offsets,
     entry_sums,
     live_entries,
     replay_prep,
     row_sums,
+    tile_offsets,
 )
 
 
@@ -34,7 +34,7 @@ def append_decode(
 ):
     """The paper's AppendDecode: a tile's output, stored, and the token's values of its rows [R].
 
-    tile [R, C, J] is the base, base_receptance [1, C, J] carries its decay; coefficients [ENTRIES, 1] are
+    tile [C, R, J] is the base, base_receptance [C, 1, J] carries its decay; coefficients [ENTRIES, 1] are
     the log's, key_receptance the bonus's. log_updates, value_ptr and out point to one head.
     """
     entry = tl.arange(0, ENTRIES)[:, None]
@@ -97,8 +97,10 @@ def rwkv6_kernel(
         return
     base_ptr += slot * base_stride + h * (V * K)
     channel = channel_offsets(K, CHUNK)
-    offsets = rows[:, None, None] * K + as_row(channel)
     TILE: tl.constexpr = ROWS * K
+    CHUNKS: tl.constexpr = K // CHUNK
+    base_ptr += split * (TILES * TILE)
+    offsets = tile_offsets(K, CHUNK, ROWS)
     live = live_entries(tl.load(positions_ptr + row), phase_offset, M)
     log_keys_ptr += slot * log_keys_stride + h * ((M - 1) * K)
     log_updates_ptr += slot * log_updates_stride + h * ((M - 1) * V)
@@ -119,7 +121,7 @@ def rwkv6_kernel(
     )
     coefficients = entry_sums(decayed_keys * receptance)[:, None]
     key_receptance = tl.sum(receptance * bonus * key)
-    base_receptance = as_row(receptance * total)
+    base_receptance = (receptance * total)[:, None, :]
 
     merging = live == M - 1
     if PHASE == 1:
@@ -129,7 +131,9 @@ def rwkv6_kernel(
     if merging:
         for tile_index in range(TILES):
             here = rows + tile_index * ROWS
-            tile = tl.load(base_ptr + tile_index * TILE + offsets).to(tl.float32)
+            tile = tl.reshape(tl.load(base_ptr + tile_index * TILE + offsets), (CHUNKS, ROWS, CHUNK)).to(
+                tl.float32
+            )
             value = append_decode(
                 tile,
                 here,
@@ -143,8 +147,8 @@ def rwkv6_kernel(
                 V,
                 ENTRIES,
             )
-            tile = tile * as_row(total * tl.exp(decay_ln)) + as_row(key) * value[:, None, None]
-            age = as_row(decay_ln)
+            tile = tile * (total * tl.exp(decay_ln))[:, None, :] + key[:, None, :] * value[None, :, None]
+            age = decay_ln
             for back in tl.static_range(M - 1):
                 tile, age = add_entry(
                     tile,
@@ -153,27 +157,24 @@ def rwkv6_kernel(
                     log_updates_ptr,
                     log_decays_ptr,
                     M - 2 - back,
-                    as_row(channel),
-                    as_row(channel),
+                    channel,
+                    channel,
                     here,
                     K,
                     V,
                     K,
                 )
-            tl.store(
-                base_ptr + tile_index * TILE + offsets,
-                tile.to(base_ptr.dtype.element_ty),
-                cache_modifier=".cs",
-            )
+            merged = tl.reshape(tile, (CHUNKS * ROWS, CHUNK)).to(base_ptr.dtype.element_ty)
+            tl.store(base_ptr + tile_index * TILE + offsets, merged, cache_modifier=".cs")
     else:
         # Each tile is on its way while the one before it is worked on. It will not be read again soon.
         coming = tl.load(base_ptr + offsets, eviction_policy="evict_first")
         for tile_index in range(TILES):
             here = rows + tile_index * ROWS
-            tile = coming.to(tl.float32)
-            more = here + ROWS < (split + 1) * (ROWS * TILES)
+            tile = tl.reshape(coming, (CHUNKS, ROWS, CHUNK)).to(tl.float32)
             following = base_ptr + (tile_index + 1) * TILE + offsets
-            coming = tl.load(following, mask=more[:, None, None], other=0.0, eviction_policy="evict_first")
+            more = tl.full([CHUNKS * ROWS, 1], tile_index + 1, tl.int32) < TILES
+            coming = tl.load(following, mask=more, other=0.0, eviction_policy="evict_first")
             value = append_decode(
                 tile,
                 here,
