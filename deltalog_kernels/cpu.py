@@ -178,16 +178,21 @@ def fold_and_fill(
     interval = memory.layout.merge_interval
     live = torch.where(starts > 0, live_length(starts, interval, phase_offset), 0)
     if (live > 0).any():
-        _fold(memory, slots[live > 0], live[live > 0])
-    for slot, count in zip(slots.tolist(), live_length(ends, interval, phase_offset).tolist(), strict=True):
-        for log in (memory.log_keys, memory.log_updates, memory.log_decays):
-            log[slot, :, :count] = NEUTRAL
+        fold(memory, slots[live > 0], live[live > 0])
+    fill(memory, slots, live_length(ends, interval, phase_offset))
 
 
-def _fold(memory: SlotMemory, slots: Tensor, live: Tensor) -> None:
+def fold(memory: SlotMemory, slots: Tensor, live: Tensor) -> None:
     """Merge ``live`` [R] > 0 entries of ``slots`` [R] into their bases. The log is left as it is."""
     layout = memory.layout
     no_decay = torch.zeros(len(slots), layout.value_heads, layout.decay_dim, dtype=layout.decay_dtype)
     log = _gather_log(memory, _Rows(torch.arange(len(slots)), slots, live), no_decay)
     for r, slot in enumerate(slots.tolist()):
         _merge_row(memory, slot, log.total[r], log.keys[r] * log.decays[r], log.updates[r])
+
+
+def fill(memory: SlotMemory, slots: Tensor, entries: Tensor) -> None:
+    """Make the first ``entries`` [R] entries of ``slots`` [R] neutral."""
+    for slot, count in zip(slots.tolist(), entries.tolist(), strict=True):
+        for log in (memory.log_keys, memory.log_updates, memory.log_decays):
+            log[slot, :, :count] = NEUTRAL

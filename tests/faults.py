@@ -5,6 +5,7 @@ test must catch it. A suite that passes says little until it is known to fail.
 from dataclasses import dataclass
 
 STEPS, LIFE = "tests/kernels/test_steps.py", "tests/plugin/test_equivalence.py"
+TRITON = "tests/kernels/test_triton.py"
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,13 @@ FAULTS = [
     ),
     Fault(
         "neutral fill skipped",
-        "deltalog_kernels/decode.py",
-        "cpu.fill(memory, slots, live_length(ends, interval, phase_offset))",
-        "None",
+        "deltalog_kernels/cpu.py",
+        "    fill(memory, slots, live_length(ends, interval, phase_offset))",
+        "    pass",
     ),
     Fault(
         "fold before a chunk skipped",
-        "deltalog_kernels/decode.py",
+        "deltalog_kernels/cpu.py",
         "if (live > 0).any():",
         "if False:",
     ),
@@ -119,5 +120,26 @@ FAULTS = [
         "self._record_decodes(live_length(starts[decode], interval))",
         "self._record_decodes(live_length(starts[decode] - 1, interval))",
         "tests/plugin/test_counters.py::test_counters_equal_a_count_by_hand",
+    ),
+    Fault(
+        "Triton: an entry aged by itself",
+        "deltalog_kernels/kernels/replay.py",
+        "tl.where(later > tl.arange(0, ENTRIES)[:, None], decays, 0.0)",
+        "tl.where(later >= tl.arange(0, ENTRIES)[:, None], decays, 0.0)",
+        f"{TRITON}::test_mixed_phases_equal_write_through",
+    ),
+    Fault(
+        "Triton: one entry left out of the merge",
+        "deltalog_kernels/kernels/delta_rule.py",
+        "for back in tl.static_range(M - 1):",
+        "for back in tl.static_range(M - 2):",
+        f"{TRITON}::test_mixed_phases_equal_write_through",
+    ),
+    Fault(
+        "Triton: padding reads its position",
+        "deltalog_kernels/kernels/rwkv6.py",
+        "if slot <= NULL_SLOT:",
+        "if slot < NULL_SLOT:",
+        f"{TRITON}::test_padding_rows_emit_zero_and_touch_nothing",
     ),
 ]

@@ -3,6 +3,7 @@
 Writes tests/LONG.md, to be committed, and exits 1 when a long test fails or a fault survives.
 """
 
+import os
 import platform
 import re
 import shutil
@@ -13,7 +14,7 @@ import time
 from datetime import date
 from pathlib import Path
 
-from faults import FAULTS, Fault
+from faults import FAULTS, TRITON, Fault
 from rich.progress import track
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,8 +22,10 @@ REPORT = ROOT / "tests" / "LONG.md"
 
 
 def pytest(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run pytest; the Triton tests interpreted, alone, because the switch holds for a whole process."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    environment = os.environ | ({"TRITON_INTERPRET": "1"} if TRITON in " ".join(arguments) else {})
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
 
 
 def copy_with(fault: Fault, directory: Path) -> None:

@@ -6,7 +6,7 @@ many that the L2 cache holds none from one step to the next.
 
 import json
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import count
@@ -19,23 +19,10 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from deltalog_kernels import (
-    GDN,
-    KDA,
-    RWKV6,
-    LogLayout,
-    SlotMemory,
-    fold_and_fill,
-    gdn_fused_step,
-    gdn_gates,
-    kda_fused_step,
-    kda_gates,
-    rwkv6_fused_step,
-    traffic,
-)
-from deltalog_kernels.bench.baselines import Baseline, Inputs, baselines
+from deltalog_kernels import GDN, KDA, RWKV6, LogLayout, SlotMemory, fold_and_fill, traffic
+from deltalog_kernels.bench.baselines import Baseline, baselines
+from deltalog_kernels.bench.steps import deltalog_step, inputs, write_through
 from deltalog_kernels.bench.timing import ceilings_gb_s, graph_ms
-from deltalog_kernels.reference import delta_rule_write_through, rwkv6_write_through
 
 ROTATION_BYTES = 600_000_000
 """Bases that take turns: ten times the L2 cache of an H200."""
@@ -88,8 +75,6 @@ def run(output: Path | None, commit: str) -> None:
         result, missing = measure(case, ceilings)
         results.append(result)
         refused |= set(missing)
-        if output is not None:
-            output.write_text(json.dumps(results))
     report = {
         "machine": torch.cuda.get_device_name(),
         "python": platform.python_version(),
@@ -207,7 +192,7 @@ def time_baseline(case: Case, baseline: Baseline) -> float:
     token = inputs(layout, batch, generator)
     slot_ids = (1 + torch.randperm(turns * batch, generator=generator, device="cuda").int()).split(batch)
     expected, _ = write_through(layout, token, states[slot_ids[0].long()].double())
-    steps = [baseline.make(token, states, slots.contiguous()) for slots in slot_ids]
+    steps = [baseline.make(token, states, slots.clone()) for slots in slot_ids]
     error = ((steps[0]().double() - expected).abs().max() / expected.abs().max()).item()
     if not error <= BASELINE_BOUND:
         raise ValueError(f"its output is off by {error:.2e} of the largest; not timed")
@@ -218,54 +203,6 @@ def time_baseline(case: Case, baseline: Baseline) -> float:
             steps[n % turns]()
 
     return graph_ms(launch) / length
-
-
-def inputs(layout: LogLayout, rows: int, generator: torch.Generator) -> Inputs:
-    """Random projections of one step; gates forget from little to much."""
-    heads, keys = layout.value_heads, (layout.key_heads, layout.key_dim)
-    channels = (layout.key_dim,) if layout.family.decay_per_channel else ()
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, device="cuda")
-
-    rwkv6 = layout.family is RWKV6
-    return Inputs(
-        q=normal(rows, *keys).bfloat16(),
-        k=normal(rows, *keys).bfloat16(),
-        v=normal(rows, heads, layout.value_dim).bfloat16(),
-        a=(normal(rows, heads, *channels) - (3 if rwkv6 else 0)).bfloat16(),
-        b=normal(rows, heads).bfloat16(),
-        a_log=normal(heads) - 2,
-        dt_bias=normal(heads, *channels),
-        bonus=normal(*keys),
-    )
-
-
-def deltalog_step(
-    layout: LogLayout, token: Inputs, memory: SlotMemory, slot_ids: Tensor, out: Tensor
-) -> Callable[[Tensor], Tensor]:
-    """Our step on these inputs, as a function of the positions."""
-    at: dict[str, Any] = {"memory": memory, "slot_ids": slot_ids.contiguous(), "out": out}
-    if layout.family is RWKV6:
-        arguments = (token.q, token.k, token.v, token.a, token.bonus)
-        return lambda positions: rwkv6_fused_step(*arguments, positions=positions, **at)
-    qkv = torch.cat([token.q.flatten(1), token.k.flatten(1), token.v.flatten(1)], dim=1)
-    fused = gdn_fused_step if layout.family is GDN else kda_fused_step
-    gates = (token.a, token.b, token.a_log, token.dt_bias)
-    return lambda positions: fused(qkv, *gates, positions=positions, **at)
-
-
-def write_through(layout: LogLayout, token: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The specification in fp64 on the GPU: out and the new states."""
-    q, k, v = (x.double() for x in (token.q, token.k, token.v))
-    if layout.family is RWKV6:
-        decay_ln = -token.a.double().exp()
-        return rwkv6_write_through(q, k, v, decay_ln, token.bonus.double(), state=state, scale=1.0)
-    gates = gdn_gates if layout.family is GDN else kda_gates
-    decay_ln, beta = (x.double() for x in gates(token.a, token.b, token.a_log, token.dt_bias))
-    decay_ln = decay_ln[..., None] if layout.family is GDN else decay_ln
-    scale = layout.key_dim**-0.5
-    return delta_rule_write_through(q, k, v, decay_ln, beta, state=state, scale=scale)
 
 
 def rows_of(report: dict[str, Any]) -> Iterator[tuple[str, ...]]:
