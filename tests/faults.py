@@ -136,10 +136,10 @@ FAULTS = [
         f"{TRITON}::test_mixed_phases_equal_write_through",
     ),
     Fault(
-        "Triton: padding reads its position",
+        "Triton: output of padding left as it was",
         "deltalog_kernels/kernels/rwkv6.py",
-        "if slot <= NULL_SLOT:",
-        "if slot < NULL_SLOT:",
+        "    for tile_index in range(TILES):\n            tl.store(out_ptr",
+        "    for tile_index in range(0):\n            tl.store(out_ptr",
         f"{TRITON}::test_padding_rows_emit_zero_and_touch_nothing",
     ),
 ]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
 
@@ -58,7 +59,9 @@ def main() -> None:
     print("long tests ...", flush=True)
     fuzz = pytest("-q", "-m", "long and not gpu", "tests")
     print(fuzz.stdout, flush=True)
-    catches = {fault.name: caught_by(fault) for fault in track(FAULTS, description="seeded faults")}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        caught = track(pool.map(caught_by, FAULTS), description="seeded faults", total=len(FAULTS))
+        catches = dict(zip((fault.name for fault in FAULTS), caught, strict=True))
     survivors = [name for name, test in catches.items() if test is None]
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
