@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from deltalog_kernels.layout import LogLayout
 
+ROWS = 8
+"""Value rows of a tile. The kernels decode heads of 16 rows and more."""
+
 LINE_BYTES = 128
 """Consecutive bytes of a row that eight lanes load together."""
 
@@ -52,11 +55,10 @@ def launch_config(layout: LogLayout, batch: int, multiprocessors: int) -> Launch
     """
     if _override is not None:
         return _override
-    rows = min(8, layout.value_dim)
     wide = layout.state_dtype.itemsize == 4
     longest = 8 if layout.family.decay_per_channel else 4 if wide else 16
-    tiles = min(longest, layout.value_dim // rows)
+    tiles = min(longest, layout.value_dim // ROWS)
     heads = batch * layout.value_heads
-    while tiles > 1 and heads * (layout.value_dim // (rows * tiles)) < 8 * multiprocessors:
+    while tiles > 1 and heads * (layout.value_dim // (ROWS * tiles)) < 8 * multiprocessors:
         tiles //= 2
-    return LaunchConfig(rows, tiles, max_registers=168 if wide else 128)
+    return LaunchConfig(ROWS, tiles, max_registers=168 if wide else 128)

@@ -130,7 +130,7 @@ FAULTS = [
     ),
     Fault(
         "Triton: one entry left out of the merge",
-        "deltalog_kernels/kernels/delta_rule.py",
+        "deltalog_kernels/kernels/replay.py",
         "for back in tl.static_range(M - 1):",
         "for back in tl.static_range(M - 2):",
         f"{TRITON}::test_mixed_phases_equal_write_through",

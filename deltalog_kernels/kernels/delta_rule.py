@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from deltalog_kernels.kernels.replay import (
-    add_entry,
+    add_full_log,
     channel_offsets,
     entry_sums,
     live_entries,
@@ -181,22 +181,20 @@ def delta_rule_kernel(
                 ENTRIES,
             )
             tile = tile * total[:, None, :] + raw_key[:, None, :] * (update * inverse_norm)[None, :, None]
-            age = decay_ln
-            for back in tl.static_range(M - 1):
-                tile, age = add_entry(
-                    tile,
-                    age,
-                    log_keys_ptr,
-                    log_updates_ptr,
-                    log_decays_ptr,
-                    M - 2 - back,
-                    channel,
-                    gate_channel,
-                    here,
-                    K,
-                    V,
-                    GATES,
-                )
+            tile = add_full_log(
+                tile,
+                decay_ln,
+                log_keys_ptr,
+                log_updates_ptr,
+                log_decays_ptr,
+                channel,
+                gate_channel,
+                here,
+                K,
+                V,
+                M,
+                GATES,
+            )
             merged = tl.reshape(tile, (CHUNKS * ROWS, CHUNK)).to(base_ptr.dtype.element_ty)
             tl.store(base_ptr + tile_index * TILE + offsets, merged, cache_modifier=".cs")
     else:

@@ -58,13 +58,8 @@ def delta_rule_step(
         BOUNDED=lower_bound is not None,
         PHASE=phase,
         EPS=L2_EPS,
-        DECAY_LN_MIN=DECAY_LN_MIN,
-        ENTRIES=_entries(layout),
-        ROWS=config.rows,
-        TILES=config.tiles,
-        **_sizes(layout),
         GATES=layout.decay_dim,
-        **_options(config),
+        **_step_options(layout, config),
     )
 
 
@@ -98,12 +93,7 @@ def rwkv6_step(
         H=layout.value_heads,
         RAW_DECAY=raw,
         PHASE=phase,
-        DECAY_LN_MIN=DECAY_LN_MIN,
-        ENTRIES=_entries(layout),
-        ROWS=config.rows,
-        TILES=config.tiles,
-        **_sizes(layout),
-        **_options(config),
+        **_step_options(layout, config),
     )
 
 
@@ -116,21 +106,19 @@ def fold_and_fill(
     if layout.capacity == 0 or len(slot_ids) == 0:
         return
     heads = {"HEADS_RATIO": layout.heads_ratio, "HV": layout.value_heads, "GATES": layout.decay_dim}
-    rows = min(8, layout.value_dim)
     strides = [pool.stride(0) for pool in _pools(memory)]
-    fold_kernel[(len(slot_ids) * layout.value_heads * (layout.value_dim // rows),)](
+    fold_kernel[(len(slot_ids) * layout.value_heads * (layout.value_dim // tuning.ROWS),)](
         *(*_pools(memory), slot_ids, starts, *strides, phase_offset),
-        ROWS=rows,
+        ROWS=tuning.ROWS,
+        CHUNK=tuning.chunk(layout),
         **_sizes(layout),
         **heads,
         num_warps=1,
     )
-    sizes = _sizes(layout)
-    del sizes["CHUNK"]
     fill_kernel[(len(slot_ids) * layout.value_heads,)](
         *(*_pools(memory)[1:], slot_ids, ends, *strides[1:], phase_offset),
         NEUTRAL=NEUTRAL,
-        **sizes,
+        **_sizes(layout),
         **heads,
         num_warps=1,
     )
@@ -140,23 +128,29 @@ def _pools(memory: SlotMemory) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return memory.base, memory.log_keys, memory.log_updates, memory.log_decays
 
 
-def _entries(layout: LogLayout) -> int:
-    return int(triton.next_power_of_2(max(1, layout.capacity)))
-
-
-def _sizes(layout: LogLayout) -> dict[str, Any]:
+def _sizes(layout: LogLayout) -> dict[str, int]:
     return {
         "K": layout.key_dim,
         "V": layout.value_dim,
         "M": layout.merge_interval,
         "NULL_SLOT": NULL_SLOT,
-        "CHUNK": tuning.chunk(layout),
     }
 
 
-def _options(config: tuning.LaunchConfig) -> dict[str, Any]:
-    # A program is one warp; maxnreg=None would reach ptxas as a word.
-    return {"num_warps": 1} | ({"maxnreg": config.max_registers} if config.max_registers else {})
+def _step_options(layout: LogLayout, config: tuning.LaunchConfig) -> dict[str, Any]:
+    """What both step kernels are compiled with."""
+    # maxnreg=None would reach ptxas as a word.
+    cap = {} if config.max_registers is None else {"maxnreg": config.max_registers}
+    return {
+        **_sizes(layout),
+        "DECAY_LN_MIN": DECAY_LN_MIN,
+        "CHUNK": tuning.chunk(layout),
+        "ENTRIES": triton.next_power_of_2(max(1, layout.capacity)),
+        "ROWS": config.rows,
+        "TILES": config.tiles,
+        "num_warps": 1,
+        **cap,
+    }
 
 
 def _plan(memory: SlotMemory, slot_ids: Tensor, positions: Tensor) -> tuple[tuning.LaunchConfig, tuple[int]]:

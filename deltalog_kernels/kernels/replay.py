@@ -105,3 +105,37 @@ def add_entry(
     update = tl.load(log_updates + entry * V + rows).to(tl.float32)
     decay_ln = tl.load(log_decays + entry * GATES + gate_channel)
     return tile + key[:, None, :] * update[None, :, None], age + decay_ln
+
+
+@triton.jit
+def add_full_log(
+    tile,
+    age,
+    log_keys,
+    log_updates,
+    log_decays,
+    channel,
+    gate_channel,
+    rows,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    M: tl.constexpr,
+    GATES: tl.constexpr,
+):
+    """Add all M - 1 entries to a tile, arguments as in add_entry; age is that of the newest."""
+    for back in tl.static_range(M - 1):
+        tile, age = add_entry(
+            tile,
+            age,
+            log_keys,
+            log_updates,
+            log_decays,
+            M - 2 - back,
+            channel,
+            gate_channel,
+            rows,
+            K,
+            V,
+            GATES,
+        )
+    return tile

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from deltalog_kernels.kernels.replay import (
-    add_entry,
+    add_full_log,
     channel_offsets,
     entry_sums,
     live_entries,
@@ -148,22 +148,20 @@ def rwkv6_kernel(
                 ENTRIES,
             )
             tile = tile * (total * tl.exp(decay_ln))[:, None, :] + key[:, None, :] * value[None, :, None]
-            age = decay_ln
-            for back in tl.static_range(M - 1):
-                tile, age = add_entry(
-                    tile,
-                    age,
-                    log_keys_ptr,
-                    log_updates_ptr,
-                    log_decays_ptr,
-                    M - 2 - back,
-                    channel,
-                    channel,
-                    here,
-                    K,
-                    V,
-                    K,
-                )
+            tile = add_full_log(
+                tile,
+                decay_ln,
+                log_keys_ptr,
+                log_updates_ptr,
+                log_decays_ptr,
+                channel,
+                channel,
+                here,
+                K,
+                V,
+                M,
+                K,
+            )
             merged = tl.reshape(tile, (CHUNKS * ROWS, CHUNK)).to(base_ptr.dtype.element_ty)
             tl.store(base_ptr + tile_index * TILE + offsets, merged, cache_modifier=".cs")
     else:

@@ -34,14 +34,6 @@ each_family = pytest.mark.parametrize("geometry", SMALL, ids=lambda geometry: ge
 every_interval = pytest.mark.parametrize("interval", INTERVALS)
 
 
-@pytest.fixture
-def generator() -> torch.Generator:
-    # A fresh seed each run; pytest prints it when a test fails.
-    seed = torch.seed() % 2**31
-    print(f"seed {seed}")
-    return torch.Generator().manual_seed(seed)
-
-
 def ids(values) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 

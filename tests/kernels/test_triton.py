@@ -79,13 +79,6 @@ def triton_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "backend", lambda memory: launch)
 
 
-@pytest.fixture
-def generator() -> torch.Generator:
-    seed = torch.seed() % 2**31
-    print(f"seed {seed}")
-    return torch.Generator().manual_seed(seed)
-
-
 def ids(values) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32, device=DEVICE)
 
