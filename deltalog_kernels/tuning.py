@@ -1,8 +1,8 @@
 """How a step is cut into programs, by family, dtype and batch. One place; sweeps override it.
 
-Measured on an H200 (`deltalog bench kernels`); an RTX 4090 and every other GPU get the same rules, which
-nobody has measured there. A choice never changes the order of a sum: the rows of a tile are fixed for a
-layout, and the batch only decides how many tiles a program takes.
+Measured on an H200 (`deltalog bench kernels`). Another GPU, an RTX 4090 among them, runs the portable kernels
+by the same rules, which nobody has measured there. A choice never changes the order of a sum: the lanes that
+share a row are fixed for a layout, and the batch only decides how many rows a program takes.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from deltalog_kernels.layout import LogLayout
 
 ROWS = 8
-"""Value rows of a tile. The kernels decode heads of 16 rows and more."""
+"""Value rows of a portable kernel's tile. The kernels decode heads of 16 rows and more."""
 
 LINE_BYTES = 128
 """Consecutive bytes of a row that eight lanes load together."""
@@ -21,11 +21,15 @@ LINE_BYTES = 128
 @dataclass(frozen=True, slots=True)
 class LaunchConfig:
     """rows: value rows of a tile; tiles: tiles that one program works through, one after the other;
-    max_registers: cap for each thread, so that enough programs share a multiprocessor (None: no cap)."""
+    max_registers: cap for each thread, so that enough programs share a multiprocessor (None: no cap);
+    stages: tiles that a bulk program has in buffers or on the way (None: all; the portable kernels have
+    none); warps: of a bulk program."""
 
     rows: int
     tiles: int
     max_registers: int | None = None
+    stages: int | None = None
+    warps: int = 1
 
 
 _override: LaunchConfig | None = None
@@ -47,7 +51,7 @@ def chunk(layout: LogLayout) -> int:
     return min(layout.key_dim, LINE_BYTES // layout.state_dtype.itemsize)
 
 
-def launch_config(layout: LogLayout, batch: int, multiprocessors: int) -> LaunchConfig:
+def portable_config(layout: LogLayout, batch: int, multiprocessors: int) -> LaunchConfig:
     """The configuration of one step of ``batch`` rows on a GPU with so many multiprocessors.
 
     Long programs read the log and work out the coefficients once for many tiles; short ones fill the GPU
@@ -57,8 +61,31 @@ def launch_config(layout: LogLayout, batch: int, multiprocessors: int) -> Launch
         return _override
     wide = layout.state_dtype.itemsize == 4
     longest = 8 if layout.family.decay_per_channel else 4 if wide else 16
-    tiles = min(longest, layout.value_dim // ROWS)
-    heads = batch * layout.value_heads
-    while tiles > 1 and heads * (layout.value_dim // (ROWS * tiles)) < 8 * multiprocessors:
-        tiles //= 2
+    tiles = _tiles(layout, ROWS, longest, batch, 8 * multiprocessors)
     return LaunchConfig(ROWS, tiles, max_registers=168 if wide else 128)
+
+
+def bulk_config(layout: LogLayout, batch: int, multiprocessors: int) -> LaunchConfig:
+    """The same for the kernels in hopper/.
+
+    Where every channel of a key has its own decay, a whole head pays for working that out once. A second
+    warp shares the work on the log where that is what a tile waits for.
+    """
+    if _override is not None:
+        return _override
+    wide = layout.state_dtype.itemsize == 4
+    per_channel = layout.family.decay_per_channel
+    long = per_channel and layout.family.delta_rule
+    rows = 8 if layout.key_dim > 128 or (long and wide) else 16
+    tiles = _tiles(layout, rows, (128 if long else 64) // rows, batch, 6 * multiprocessors)
+    warps = 2 if wide and (tiles == 1 or not per_channel) else 1
+    return LaunchConfig(rows, tiles, stages=min(tiles, 32 // rows), warps=warps)
+
+
+def _tiles(layout: LogLayout, rows: int, longest: int, batch: int, enough: int) -> int:
+    """Tiles a program: the most that leave enough programs."""
+    tiles = min(longest, layout.value_dim // rows)
+    heads = batch * layout.value_heads
+    while tiles > 1 and heads * (layout.value_dim // (rows * tiles)) < enough:
+        tiles //= 2
+    return tiles

@@ -4,6 +4,7 @@ The functions have the signatures of cpu.py's. Arguments are validated in decode
 kernels ask for is checked here.
 """
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -12,9 +13,8 @@ import triton
 from torch import Tensor
 
 from deltalog_kernels import tuning
-from deltalog_kernels.kernels.delta_rule import delta_rule_kernel
+from deltalog_kernels.kernels import delta_rule, rwkv6
 from deltalog_kernels.kernels.fold import fill_kernel, fold_kernel
-from deltalog_kernels.kernels.rwkv6 import rwkv6_kernel
 from deltalog_kernels.layout import DECAY_LN_MIN, NEUTRAL, NULL_SLOT, LogLayout, SlotMemory
 from deltalog_kernels.reference import L2_EPS
 
@@ -44,13 +44,13 @@ def delta_rule_step(
     they are the layer's projections a and b."""
     layout = memory.layout
     _check_rows(q=q, k=k, v=v, gate=gate, beta=beta, out=out)
-    config, grid = _plan(memory, slot_ids, positions)
-    delta_rule_kernel[grid](
+    plan = _plan(memory, slot_ids, positions)
+    plan.kernels.delta_rule_kernel[plan.grid](
         *(q, k, v, gate, beta, a_log, dt_bias, out),
-        *_pools(memory),
+        *(plan.base, *_log(memory)),
         *(slot_ids, positions),
         *(tensor.stride(0) for tensor in (q, k, v, gate, beta, out)),
-        *(pool.stride(0) for pool in _pools(memory)),
+        *(plan.base_stride, *(pool.stride(0) for pool in _log(memory))),
         *(phase_offset, scale, 0.0 if lower_bound is None else lower_bound),
         HEADS_RATIO=layout.heads_ratio,
         HV=layout.value_heads,
@@ -59,7 +59,7 @@ def delta_rule_step(
         PHASE=phase,
         EPS=L2_EPS,
         GATES=layout.decay_dim,
-        **_step_options(layout, config),
+        **plan.options,
     )
 
 
@@ -82,18 +82,18 @@ def rwkv6_step(
     """RWKV6. gate [B, H, K] is the log-decay, or where ``raw`` the layer's w, of which it is -e^w."""
     layout = memory.layout
     _check_rows(r=r, k=k, v=v, gate=gate, out=out)
-    config, grid = _plan(memory, slot_ids, positions)
-    rwkv6_kernel[grid](
+    plan = _plan(memory, slot_ids, positions)
+    plan.kernels.rwkv6_kernel[plan.grid](
         *(r, k, v, gate, bonus, out),
-        *_pools(memory),
+        *(plan.base, *_log(memory)),
         *(slot_ids, positions),
         *(tensor.stride(0) for tensor in (r, k, v, gate, out)),
-        *(pool.stride(0) for pool in _pools(memory)),
+        *(plan.base_stride, *(pool.stride(0) for pool in _log(memory))),
         *(phase_offset, scale),
         H=layout.value_heads,
         RAW_DECAY=raw,
         PHASE=phase,
-        **_step_options(layout, config),
+        **plan.options,
     )
 
 
@@ -106,9 +106,9 @@ def fold_and_fill(
     if layout.capacity == 0 or len(slot_ids) == 0:
         return
     heads = {"HEADS_RATIO": layout.heads_ratio, "HV": layout.value_heads, "GATES": layout.decay_dim}
-    strides = [pool.stride(0) for pool in _pools(memory)]
+    strides = [pool.stride(0) for pool in (memory.base, *_log(memory))]
     fold_kernel[(len(slot_ids) * layout.value_heads * (layout.value_dim // tuning.ROWS),)](
-        *(*_pools(memory), slot_ids, starts, *strides, phase_offset),
+        *(memory.base, *_log(memory), slot_ids, starts, *strides, phase_offset),
         ROWS=tuning.ROWS,
         CHUNK=tuning.chunk(layout),
         **_sizes(layout),
@@ -116,7 +116,7 @@ def fold_and_fill(
         num_warps=1,
     )
     fill_kernel[(len(slot_ids) * layout.value_heads,)](
-        *(*_pools(memory)[1:], slot_ids, ends, *strides[1:], phase_offset),
+        *(*_log(memory), slot_ids, ends, *strides[1:], phase_offset),
         NEUTRAL=NEUTRAL,
         **_sizes(layout),
         **heads,
@@ -124,8 +124,8 @@ def fold_and_fill(
     )
 
 
-def _pools(memory: SlotMemory) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return memory.base, memory.log_keys, memory.log_updates, memory.log_decays
+def _log(memory: SlotMemory) -> tuple[Tensor, Tensor, Tensor]:
+    return memory.log_keys, memory.log_updates, memory.log_decays
 
 
 def _sizes(layout: LogLayout) -> dict[str, int]:
@@ -137,28 +137,91 @@ def _sizes(layout: LogLayout) -> dict[str, int]:
     }
 
 
-def _step_options(layout: LogLayout, config: tuning.LaunchConfig) -> dict[str, Any]:
-    """What both step kernels are compiled with."""
+@dataclass(frozen=True)
+class _Kernels:
+    """The step kernels of one package. Both packages take the same arguments, but for the base."""
+
+    delta_rule_kernel: Any
+    rwkv6_kernel: Any
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """One step's kernels, its grid, how it hands over the base, and what it is compiled with."""
+
+    kernels: _Kernels
+    grid: tuple[int]
+    base: Any
+    base_stride: int
+    options: dict[str, Any]
+
+
+def _plan(memory: SlotMemory, slot_ids: Tensor, positions: Tensor) -> _Plan:
+    _check_layout(memory, slot_ids, positions)
+    layout, batch, processors = memory.layout, len(slot_ids), _multiprocessors(slot_ids.device)
+    if takes_bulk(memory):
+        config = tuning.bulk_config(layout, batch, processors)
+        kernels, base, base_stride = _bulk(memory, config)
+        own = {
+            # Eight lanes share the entries of a row.
+            "ENTRIES": triton.next_power_of_2(max(8, layout.capacity)),
+            "STAGES": config.stages or config.tiles,
+        }
+    else:
+        config = tuning.portable_config(layout, batch, processors)
+        kernels = _Kernels(delta_rule.delta_rule_kernel, rwkv6.rwkv6_kernel)
+        base, base_stride = memory.base, memory.base.stride(0)
+        own = {
+            "ENTRIES": triton.next_power_of_2(max(1, layout.capacity)),
+            "CHUNK": tuning.chunk(layout),
+        }
     # maxnreg=None would reach ptxas as a word.
     cap = {} if config.max_registers is None else {"maxnreg": config.max_registers}
-    return {
-        **_sizes(layout),
+    shared = {
         "DECAY_LN_MIN": DECAY_LN_MIN,
-        "CHUNK": tuning.chunk(layout),
-        "ENTRIES": triton.next_power_of_2(max(1, layout.capacity)),
         "ROWS": config.rows,
         "TILES": config.tiles,
-        "num_warps": 1,
-        **cap,
+        "num_warps": config.warps,
     }
+    programs = batch * layout.value_heads * (layout.value_dim // (config.rows * config.tiles))
+    return _Plan(kernels, (programs,), base, base_stride, _sizes(layout) | shared | own | cap)
 
 
-def _plan(memory: SlotMemory, slot_ids: Tensor, positions: Tensor) -> tuple[tuning.LaunchConfig, tuple[int]]:
-    """The configuration and the grid of a step."""
-    _check_layout(memory, slot_ids, positions)
-    layout, batch = memory.layout, len(slot_ids)
-    config = tuning.launch_config(layout, batch, _multiprocessors(slot_ids.device))
-    return config, (batch * layout.value_heads * (layout.value_dim // (config.rows * config.tiles)),)
+def takes_bulk(memory: SlotMemory) -> bool:
+    """Whether the kernels in hopper/ decode this pool: they want such a GPU and Triton, and a base whose rows
+    and slots are whole lines. The others decode every pool, to the same result."""
+    base = memory.base
+    line = tuning.LINE_BYTES // base.element_size()
+    return (
+        base.is_cuda
+        and torch.cuda.get_device_capability(base.device) == (9, 0)
+        and tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 7)
+        and memory.layout.key_dim >= line
+        and base.stride(0) % line == 0
+        and base.data_ptr() % 16 == 0
+    )
+
+
+def _bulk(memory: SlotMemory, config: tuning.LaunchConfig) -> tuple[_Kernels, Any, int]:
+    """The kernels in hopper/, the pool as a descriptor of lines, and the lines from slot to slot."""
+    from triton.experimental.gluon.language import NVMMASharedLayout
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from deltalog_kernels.kernels.hopper import delta_rule, rwkv6
+
+    layout, base = memory.layout, memory.base
+    line = tuning.chunk(layout)
+    count = layout.key_dim // line
+    slot_lines = base.stride(0) // line
+    descriptor = TensorDescriptor(
+        base,
+        shape=[(len(base) - 1) * slot_lines + layout.value_heads * layout.value_dim * count, line],
+        strides=[line, 1],
+        block_shape=[config.rows * count, line],
+        # The copy swizzles what it writes, so that lanes of different lines do not meet in a bank.
+        layout=NVMMASharedLayout(tuning.LINE_BYTES, base.element_size() * 8, rank=2),
+    )
+    return _Kernels(delta_rule.delta_rule_kernel, rwkv6.rwkv6_kernel), descriptor, slot_lines
 
 
 @cache
@@ -188,7 +251,7 @@ def _check_layout(memory: SlotMemory, *indices: Tensor) -> None:
             )
     for name, pool, shape in zip(
         ("base", "log_keys", "log_updates", "log_decays"),
-        _pools(memory),
+        (memory.base, *_log(memory)),
         (layout.base_shape, *layout.log_shapes),
         strict=True,
     ):

@@ -134,7 +134,9 @@ def poisoned_pool(layout: LogLayout, slots: int) -> SlotMemory:
 
 def bits(memory: SlotMemory, slots: Sequence[int]) -> list[bytes]:
     """Bit patterns of some slots, NaNs included."""
-    return [pool[slots].contiguous().flatten().view(torch.uint8).numpy().tobytes() for pool in pools(memory)]
+    return [
+        pool[slots].contiguous().flatten().view(torch.uint8).cpu().numpy().tobytes() for pool in pools(memory)
+    ]
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:

@@ -72,11 +72,22 @@ ROUNDED = {torch.bfloat16: 2**-9 * 12, torch.float16: 2**-12 * 12}
 each_family = pytest.mark.parametrize("geometry", ONE_EACH, ids=str)
 
 
-@pytest.fixture(autouse=True)
-def triton_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=["portable", "bulk"] if CUDA else ["portable"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     from deltalog_kernels.kernels import launch
 
     monkeypatch.setattr(decode, "backend", lambda memory: launch)
+    if request.param == "portable":
+        monkeypatch.setattr(launch, "takes_bulk", lambda memory: False)
+        return
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("bulk copies: this GPU is not of compute capability 9.0")
+
+    def takes_bulk(memory: SlotMemory, decide=launch.takes_bulk) -> bool:
+        assert decide(memory), "this test would not run the kernels it is about"
+        return True
+
+    monkeypatch.setattr(launch, "takes_bulk", takes_bulk)
 
 
 def ids(values) -> torch.Tensor:
