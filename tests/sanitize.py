@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def launch_every_kernel(device: str) -> None:
-    """Fused and plain steps, appends and merges in one launch, padding, fold and fill, forced merge."""
+    """Fused, plain and two-launch steps in every phase, padding, fold and fill, forced merge."""
     generator = torch.Generator(device).manual_seed(0)
     for layout in LAYOUTS:
         for interval in (layout.merge_interval, 1):
@@ -69,11 +69,15 @@ def launch_layout(layout: LogLayout, generator: torch.Generator, device: str) ->
     out = torch.empty(rows, layout.value_heads, layout.value_dim, device=device)
     for n in range(2):
         deltalog_step(layout, token, memory, slot_ids, out)(positions + n)
+    if layout.family.delta_rule:
+        from deltalog_kernels.bench.two_launch import two_launch_step
+
+        two_launch_step(layout, token, memory, slot_ids, out)(positions + 2)
     if layout.family is GDN:
         decay_ln, beta = gdn_gates(token.a, token.b, token.a_log, token.dt_bias)
-        at = {"memory": memory, "slot_ids": slot_ids, "positions": positions + 2}
+        at = {"memory": memory, "slot_ids": slot_ids, "positions": positions + 3}
         gdn_step(token.q, token.k, token.v, decay_ln, beta, **at, out=out)
-    merge(memory, slot_ids, positions + 3)
+    merge(memory, slot_ids, positions + 4)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from deltalog_kernels import LogLayout, SlotMemory, fold_and_fill, traffic
 from deltalog_kernels.bench import BenchError
-from deltalog_kernels.bench.baselines import Baseline, baselines
+from deltalog_kernels.bench.baselines import Baseline, Inputs, baselines
 from deltalog_kernels.bench.steps import deltalog_step, inputs, rows_of, write_through
 from deltalog_kernels.bench.timing import graph_ms
 
 DEVICE = "cuda"
+Make = Callable[[LogLayout, Inputs, SlotMemory, Tensor, Tensor], Callable[[Tensor], Tensor]]
+"""How a step of ours is made; see steps.deltalog_step."""
 ROTATION_BYTES = 600_000_000
 """Bases that take turns: ten times the L2 cache of an H200, and eight times an RTX 4090's."""
 STEPS = 32
@@ -45,15 +47,22 @@ class Case:
 
 
 def measure(
-    case: Case, ceilings: dict[str, float], *, published: bool = True
+    case: Case, ceilings: dict[str, float], *, published: bool = True, two_launch: bool = False
 ) -> tuple[dict[str, Any], list[str]]:
     """One case's numbers, in ms a step, and what could not be run beside it.
 
-    Without ``published`` the write-through kernel beside ours is our own at M = 1 alone.
+    Without ``published`` the write-through kernel beside ours is our own at M = 1 alone. ``two_launch``
+    times the paper's form of the step, too, where the family has one here.
     """
     layout = case.layout
     error = check(case)
     times = time_case(case)
+    if two_launch and layout.family.delta_rule:
+        # Triton is not there without a GPU.
+        from deltalog_kernels.bench.two_launch import two_launch_step
+
+        check(case, two_launch_step)
+        times["two_launch"] = time_case(case, two_launch_step)["cycle"]
     through = time_case(replace(case, layout=replace(layout, merge_interval=1)))["cycle"]
     theirs = {"deltalog M=1": through}
     found, missing = baselines(layout.family, layout.state_dtype) if published else ([], [])
@@ -74,7 +83,7 @@ def measure(
     }, missing
 
 
-def check(case: Case) -> float:
+def check(case: Case, make: Make = deltalog_step) -> float:
     """Two cycles against the recurrence in fp64; the largest error. Raises BenchError where it is too large.
 
     The batch is the one that is timed, so that the launch is, too; all but some rows of it are padding. The
@@ -105,14 +114,15 @@ def check(case: Case) -> float:
         )
         out = torch.full((batch, layout.value_heads, layout.value_dim), torch.nan, device=DEVICE)
         expected = torch.zeros_like(out, dtype=torch.float64)
-        deltalog_step(layout, token, memory, slot_ids, out)(positions + n)
+        make(layout, token, memory, slot_ids, out)(positions + n)
         expected[where], state = write_through(layout, rows_of(token, where), state)
         error = _largest_error(out, expected)
         worst = max(worst, error)
         if not error <= BOUNDS[layout.state_dtype]:
             raise BenchError(
-                f"{case.name}, batch {batch}, step {n}: expected an error of {BOUNDS[layout.state_dtype]} "
-                f"at most, got {error:.2e}; nothing was timed. Mend the kernel first"
+                f"{make.__name__} of {case.name}, batch {batch}, step {n}: expected an error of "
+                f"{BOUNDS[layout.state_dtype]} at most, got {error:.2e}; nothing was timed. "
+                "Mend the kernel first"
             )
     return worst
 
@@ -122,7 +132,7 @@ def turns(case: Case) -> int:
     return max(1, -(-ROTATION_BYTES // (case.batch * case.layout.base_bytes)))
 
 
-def rotation(case: Case) -> list[Callable[[Tensor], Tensor]]:
+def rotation(case: Case, make: Make = deltalog_step) -> list[Callable[[Tensor], Tensor]]:
     """Our step on each set of slots that takes turns, as functions of the positions."""
     layout, batch, slots = case.layout, case.batch, turns(case) * case.batch
     generator = torch.Generator(DEVICE).manual_seed(1)
@@ -131,15 +141,14 @@ def rotation(case: Case) -> list[Callable[[Tensor], Tensor]]:
     token = inputs(layout, batch, generator)
     shuffled = 1 + torch.randperm(slots, generator=generator, device=DEVICE).int()
     return [
-        deltalog_step(layout, token, memory, slot_ids, torch.empty_like(token.v))
-        for slot_ids in shuffled.split(batch)
+        make(layout, token, memory, slot_ids, torch.empty_like(token.v)) for slot_ids in shuffled.split(batch)
     ]
 
 
-def time_case(case: Case) -> dict[str, float]:
+def time_case(case: Case, make: Make = deltalog_step) -> dict[str, float]:
     """Milliseconds a step: rows in one phase over a cycle, rows spread over all phases, appends, merges."""
     batch, interval = case.batch, case.layout.merge_interval
-    steps = rotation(case)
+    steps = rotation(case, make)
     together = [torch.full((batch,), p, dtype=torch.int32, device=DEVICE) for p in range(interval)]
     spread = [torch.arange(batch, device=DEVICE).int() + p for p in range(interval)]
 

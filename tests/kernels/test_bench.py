@@ -8,6 +8,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 from deltalog_kernels import GDN, KDA, RWKV6, LogLayout, cli, traffic
 from deltalog_kernels.bench import BenchError, baselines, counters, gpu, predict, report, sweeps
 from deltalog_kernels.bench.gpu import Case
-from deltalog_kernels.bench.steps import write_through
+from deltalog_kernels.bench.steps import deltalog_step, write_through
 
 SMALL = LogLayout(GDN, 1, 2, 16, 16, 4)
 LAYERS = (SMALL, LogLayout(KDA, 2, 2, 16, 16, 1), LogLayout(RWKV6, 2, 2, 16, 16, 1))
@@ -42,6 +43,8 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         launch()
         return 1.0
 
+    two_launch = SimpleNamespace(two_launch_step=deltalog_step)
+    monkeypatch.setitem(sys.modules, "deltalog_kernels.bench.two_launch", two_launch)
     monkeypatch.setattr(gpu, "DEVICE", "cpu")
     monkeypatch.setattr(gpu, "ROTATION_BYTES", 40_000)
     monkeypatch.setattr(gpu, "graph_ms", graph_ms)
@@ -71,28 +74,25 @@ def test_a_case_is_timed_beside_what_passes_its_check(monkeypatch):
 
 @pytest.mark.usefixtures("no_gpu")
 def test_a_wrong_step_is_refused_and_not_timed(monkeypatch):
-    right = gpu.deltalog_step
+    check = gpu.check
 
     def wrong(layout, token, *rest):
-        return right(layout, replace(token, b=token.b + 1), *rest)
+        return deltalog_step(layout, replace(token, b=token.b + 1), *rest)
 
-    monkeypatch.setattr(gpu, "deltalog_step", wrong)
+    monkeypatch.setattr(gpu, "check", lambda case: check(case, wrong))
     monkeypatch.setattr(gpu, "time_case", pytest.fail)
     with pytest.raises(BenchError, match=r"expected an error of 1e-05 at most, got .*; nothing was timed"):
         gpu.measure(Case(SMALL, 12), CEILINGS)
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_a_row_that_is_padding_must_come_out_zero(monkeypatch):
-    right = gpu.deltalog_step
-
+def test_a_row_that_is_padding_must_come_out_zero():
     def smudging(layout, token, memory, slot_ids, out):
-        step = right(layout, token, memory, slot_ids, out)
+        step = deltalog_step(layout, token, memory, slot_ids, out)
         return lambda positions: step(positions).masked_fill_((slot_ids == 0)[:, None, None], 1)
 
-    monkeypatch.setattr(gpu, "deltalog_step", smudging)
     with pytest.raises(BenchError, match="nothing was timed"):
-        gpu.check(Case(SMALL, 12))
+        gpu.check(Case(SMALL, 12), smudging)
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -108,6 +108,7 @@ def test_the_table_and_the_json_name_what_got_slower(monkeypatch, tmp_path):
     assert "not run: other kernel: not installed" in said
     written = json.loads(output.read_text())
     assert written["commit"] == "abc"
+    assert all("two_launch" in result["ms"] for result in written["results"])
     assert [result["batch"] for result in written["results"]] == [2, 3]
     moved, first = traffic.cycle(SMALL), written["results"][0]
     cycle_s = (moved.read_bytes - moved.write_bytes) / 4e12 + 2 * moved.write_bytes / 3.6e12
