@@ -1,5 +1,6 @@
 """Every kernel once under compute-sanitizer, by memcheck and by racecheck: `make sanitize`.
 
+`python tests/sanitize.py racecheck` runs one of its tools alone.
 Exits 1 when a tool finds something, and says what to install where there is none.
 """
 
@@ -41,7 +42,7 @@ def main() -> None:
     # An allocation of its own for each tensor: what reaches beyond one is then out of bounds.
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     failed = []
-    for tool in TOOLS:
+    for tool in sys.argv[1:] or TOOLS:
         print(f"compute-sanitizer --tool {tool}: {len(LAYOUTS)} layouts ...", flush=True)
         command = [sanitizer, "--tool", tool, "--error-exitcode", "1", sys.executable, __file__, "--launch"]
         if subprocess.run(command, env=environment).returncode:

@@ -48,7 +48,7 @@ def run(output: Path | None, commit: str) -> None:
 def wide_console() -> Console:
     """The terminal, or where there is none a width that the tables fit into."""
     console = Console()
-    return console if console.is_terminal else Console(width=160)
+    return console if console.is_terminal else Console(width=180)
 
 
 def machine(commit: str) -> Report:

@@ -47,6 +47,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deltalog_kernels.bench.two_launch", two_launch)
     monkeypatch.setattr(gpu, "DEVICE", "cpu")
     monkeypatch.setattr(gpu, "ROTATION_BYTES", 40_000)
+    monkeypatch.setattr(gpu, "STEPS", 4)
     monkeypatch.setattr(gpu, "graph_ms", graph_ms)
     monkeypatch.setattr(gpu, "baselines", lambda *_: ([], ["other kernel: not installed"]))
     monkeypatch.setattr(report, "ceilings_gb_s", lambda: CEILINGS)

@@ -148,16 +148,18 @@ def test_slots_beyond_4096_are_those_below(family):
         assert torch.equal(pool[beside_far].view(torch.uint8), was.view(torch.uint8))
 
 
+EVERY_DTYPE = [
+    *product([WIDE, BF16, FP16], [WIDE], [BF16, FP16, WIDE]),
+    *product([WIDE, BF16, FP16], [BF16], [BF16]),
+]
+"""Of the state, the updates, and the keys."""
+
+
 @pytest.mark.parametrize(
     ("geometry", "chosen"),
     [
         (geometry, dtypes(*kinds))
-        for geometry, *kinds in product(
-            [replace(QWEN, key_heads=2, value_heads=4), KIMI, RWKV],
-            [WIDE, BF16, FP16],
-            [WIDE, BF16],
-            [BF16, FP16, WIDE],
-        )
+        for geometry, kinds in product([replace(QWEN, key_heads=2, value_heads=4), KIMI, RWKV], EVERY_DTYPE)
         if not (geometry.family is RWKV6 and kinds[0] is FP16)
     ],
     ids=str,
