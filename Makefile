@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM := false
 # pytest ends with status 5 when no test is selected. That is said, and is no failure.
 or_none = || { status=$$?; [ $$status -eq 5 ] || exit $$status; echo "There are no $(1) tests in this version."; }
 
-.PHONY: help setup model demo serve test test-long test-gpu check bench clean
+.PHONY: help setup model demo serve test test-long test-gpu sanitize check bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -40,6 +40,9 @@ test-long: setup  ## fuzz of engine schedules, and seeded faults that a test mus
 
 test-gpu: setup  ## the tests that need a GPU
 	@$(BIN)/pytest -m gpu $(TESTS) $(call or_none,GPU)
+
+sanitize: setup  ## every kernel once under compute-sanitizer's memcheck and racecheck
+	@$(BIN)/python tests/sanitize.py
 
 check: setup  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

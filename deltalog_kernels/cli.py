@@ -1,6 +1,9 @@
 """`deltalog`: what this installation can do, and how fast its steps are."""
 
+import json
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +11,7 @@ from typing import Annotated
 import torch
 import typer
 
+from deltalog_kernels.bench import BenchError
 from deltalog_kernels.bench import kernels as kernel_bench
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
@@ -37,18 +41,77 @@ def doctor() -> None:
     typer.echo(f"plugin: ready for {', '.join(seams.MODELS)}")
 
 
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Exit with status 1 and the message of a BenchError, without a trace."""
+    try:
+        yield
+    except BenchError as problem:
+        typer.echo(f"problem: {problem}", err=True)
+        raise typer.Exit(1) from None
+
+
 @bench.command("kernels")
 def bench_kernels(
-    output: Annotated[Path | None, typer.Option(help="Write the numbers here as JSON (GPU only).")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the numbers here as JSON, a sweep's curves beside it as PNG.")
+    ] = None,
     commit: Annotated[str, typer.Option(help="What the JSON says was measured.")] = "unknown",
+    sweep_m: Annotated[bool, typer.Option("--sweep-m", help="Vary the merge interval, 1 to 32.")] = False,
+    sweep_state: Annotated[bool, typer.Option("--sweep-state", help="Vary heads and their size.")] = False,
+    sweep_batch: Annotated[bool, typer.Option("--sweep-batch", help="Vary the batch, 1 to 1024.")] = False,
+    counters: Annotated[
+        bool, typer.Option("--counters", help="Compare DRAM bytes read by ncu with traffic.py.")
+    ] = False,
 ) -> None:
-    """Check and time the decode steps of this machine: on a GPU beside the published kernels."""
-    if torch.cuda.is_available():
-        from deltalog_kernels.bench import gpu
+    """Check and time the decode steps of this machine: on a GPU beside the published kernels.
 
-        gpu.run(output, commit)
+    At most one of the sweeps and --counters a run; these and --output need a GPU.
+    """
+    picked = [sweep_m, sweep_state, sweep_batch, counters]
+    if sum(picked) > 1:
+        raise typer.BadParameter("expected one of the sweeps or --counters, got several; run them in turn")
+    with _explained():
+        if torch.cuda.is_available():
+            _bench_on_gpu(picked, output, commit)
+        elif any(picked) or output is not None:
+            raise BenchError("expected a CUDA GPU, found none; without one leave these options out")
+        else:
+            kernel_bench.run()
+
+
+def _bench_on_gpu(picked: list[bool], output: Path | None, commit: str) -> None:
+    # Triton is not there without a GPU.
+    from deltalog_kernels.bench import counters, report, sweeps
+
+    sweep = next((sweep for sweep, here in zip(sweeps.Sweep, picked, strict=False) if here), None)
+    if sweep is not None:
+        sweeps.run(sweep, output, commit)
+    elif any(picked):
+        counters.run(output, commit)
     else:
-        kernel_bench.run()
+        report.run(output, commit)
+
+
+Measured = Annotated[Path, typer.Argument(exists=True, help="What `bench kernels --output` wrote.")]
+
+
+@bench.command("plot")
+def bench_plot(measured: Measured) -> None:
+    """Draw the curves of a sweep beside its JSON, as PNG."""
+    from deltalog_kernels.bench import sweeps
+
+    with _explained():
+        sweeps.draw(json.loads(measured.read_text()), measured.with_suffix(".png"))
+
+
+@bench.command("predict")
+def bench_predict(measured: Measured) -> None:
+    """Predict the steps of an RTX 4090 from a run on another GPU. Nothing is measured."""
+    from deltalog_kernels.bench import predict, report
+
+    with _explained():
+        report.wide_console().print(predict.table(json.loads(measured.read_text())))
 
 
 if __name__ == "__main__":

@@ -133,14 +133,14 @@ def rwkv6_step(
     r, k       [B, H, K]    key_dtype        in      receptance (the query) and key, taken as they come
     v          [B, H, V]    floating point   in      value; the log keeps it in update_dtype
     decay_ln   [B, H, K]    floating point   in      natural log of each key channel's decay, <= 0
-    bonus      [H, K]       floating point   in      weight of the current token (RWKV6's u)
+    bonus      [H, K]       floating point   in      weight of the current token (RWKV6's u), contiguous
     scale                                    in      on the receptance; None is 1
     """
     layout, rows = memory.layout, _count_rows(slot_ids)
     gates = {
         "decay_ln": (decay_ln, (rows, layout.value_heads, layout.key_dim)),
-        "bonus": (bonus, (layout.value_heads, layout.key_dim)),
     }
+    check_parameters(memory, bonus=(bonus, (layout.key_heads, layout.key_dim)))
     out = check_step(RWKV6, r, k, v, gates, memory, slot_ids, positions, out)
     scale = 1.0 if scale is None else scale
     step = backend(memory).rwkv6_step
@@ -180,6 +180,26 @@ def check_lower_bound(lower_bound: float | None) -> None:
     """Raises ValueError for a bound that no log-decay can have."""
     if lower_bound is not None and not lower_bound < 0:
         raise ValueError(f"lower_bound must be below 0, as a log-decay is, got {lower_bound}; negate it")
+
+
+def check_parameters(memory: SlotMemory, **parameters: tuple[Tensor, tuple[int, ...]]) -> None:
+    """Check a layer's own tensors, which have no rows, with their shapes."""
+    for name, (tensor, shape) in parameters.items():
+        if tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"{name} must have shape {list(shape)}, got {list(tensor.shape)}; "
+                "the sizes come from the LogLayout, so build it for this layer"
+            )
+        if not tensor.is_floating_point():
+            raise ValueError(
+                f"{name} must be floating point, got {tensor.dtype}; pass the layer's own parameter"
+            )
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"{name} must be contiguous, got strides {tensor.stride()}; "
+                "call .contiguous() once, when the model is loaded"
+            )
+    _check_device(memory, *(tensor for tensor, _ in parameters.values()))
 
 
 def _count_rows(slot_ids: Tensor) -> int:

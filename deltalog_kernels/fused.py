@@ -34,12 +34,12 @@ def gdn_fused_step(
     a_log      [HV]                  floating point   decay_ln = -exp(a_log) softplus(a + dt_bias)
     dt_bias    [HV]                  floating point   beta = sigmoid(b), never rounded
 
-    The rest, the result and the errors are gdn_step's.
+    a_log and dt_bias are contiguous. The rest, the result and the errors are gdn_step's.
     """
     layout = memory.layout
     q, k, v = _unpack(qkv, layout)
-    decode.check_shape("a_log", a_log, (layout.value_heads,))
-    decode.check_shape("dt_bias", dt_bias, (layout.value_heads,))
+    heads = (layout.value_heads,)
+    decode.check_parameters(memory, a_log=(a_log, heads), dt_bias=(dt_bias, heads))
     rest: dict[str, Any] = {
         "memory": memory,
         "slot_ids": slot_ids,
@@ -82,8 +82,8 @@ def kda_fused_step(
     """
     layout = memory.layout
     q, k, v = _unpack(qkv, layout)
-    decode.check_shape("a_log", a_log, (layout.value_heads,))
-    decode.check_shape("dt_bias", dt_bias, (layout.value_heads, layout.key_dim))
+    heads, channels = (layout.value_heads,), (layout.value_heads, layout.key_dim)
+    decode.check_parameters(memory, a_log=(a_log, heads), dt_bias=(dt_bias, channels))
     rest: dict[str, Any] = {
         "memory": memory,
         "slot_ids": slot_ids,
@@ -119,6 +119,7 @@ def rwkv6_fused_step(
 ) -> Tensor:
     """decode.rwkv6_step from the layer's w [B, H, K], of which the log-decay is -exp(w)."""
     layout = memory.layout
+    decode.check_parameters(memory, bonus=(bonus, (layout.key_heads, layout.key_dim)))
     rest: dict[str, Any] = {
         "memory": memory,
         "slot_ids": slot_ids,
@@ -127,10 +128,7 @@ def rwkv6_fused_step(
     }
     if (module := decode.backend(memory)) is cpu:
         return decode.rwkv6_step(r, k, v, -w.float().exp(), bonus, scale=scale, out=out, **rest)
-    gates = {
-        "w": (w, (len(slot_ids), layout.value_heads, layout.key_dim)),
-        "bonus": (bonus, (layout.value_heads, layout.key_dim)),
-    }
+    gates = {"w": (w, (len(slot_ids), layout.value_heads, layout.key_dim))}
     out = decode.check_step(RWKV6, r, k, v, gates, memory, slot_ids, positions, out)
     module.rwkv6_step(r, k, v, w, bonus, **rest, scale=1.0 if scale is None else scale, out=out, raw=True)
     return out

@@ -55,10 +55,24 @@ def step(layout: LogLayout, live: int) -> Traffic:
     return merge(layout, live) if merges(live, layout.merge_interval) else append(layout, live)
 
 
+def cycle(layout: LogLayout) -> Traffic:
+    """One whole cycle of merge_interval steps."""
+    return sum((step(layout, live) for live in range(layout.merge_interval)), Traffic())
+
+
 def mean_step_bytes(layout: LogLayout) -> float:
-    """Mean bytes of a step over one whole cycle of merge_interval steps."""
-    cycle = sum(step(layout, live).total_bytes for live in range(layout.merge_interval))
-    return cycle / layout.merge_interval
+    """Mean bytes of a step over one whole cycle."""
+    return cycle(layout).total_bytes / layout.merge_interval
+
+
+def mean_step_s(layout: LogLayout, read_bytes_per_s: float, copy_bytes_per_s: float) -> float:
+    """Seconds of a mean step on a memory that does no better than these rates.
+
+    What is written moves as a copy does, with as many bytes read; what else is read moves as a read does.
+    """
+    moved = cycle(layout)
+    read_s = (moved.read_bytes - moved.write_bytes) / read_bytes_per_s
+    return (read_s + 2 * moved.write_bytes / copy_bytes_per_s) / layout.merge_interval
 
 
 def best_merge_interval(layout: LogLayout) -> int:

@@ -1,6 +1,7 @@
 """One decode step as the GPU bench sees it: random projections, our fused step on them, the specification."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,12 +23,12 @@ from deltalog_kernels.reference import delta_rule_write_through, rwkv6_write_thr
 
 
 def inputs(layout: LogLayout, rows: int, generator: torch.Generator) -> Inputs:
-    """Random projections of one step; gates forget from little to much."""
+    """Random projections of one step, on the generator's device; gates forget from little to much."""
     heads, keys = layout.value_heads, (layout.key_heads, layout.key_dim)
     channels = (layout.key_dim,) if layout.family.decay_per_channel else ()
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, device="cuda")
+        return torch.randn(*shape, generator=generator, device=generator.device)
 
     rwkv6 = layout.family is RWKV6
     return Inputs(
@@ -40,6 +41,11 @@ def inputs(layout: LogLayout, rows: int, generator: torch.Generator) -> Inputs:
         dt_bias=normal(heads, *channels),
         bonus=normal(*keys),
     )
+
+
+def rows_of(token: Inputs, rows: Tensor) -> Inputs:
+    """Some rows of a step's inputs."""
+    return replace(token, **{name: getattr(token, name)[rows.long()] for name in ("q", "k", "v", "a", "b")})
 
 
 def deltalog_step(
@@ -57,7 +63,7 @@ def deltalog_step(
 
 
 def write_through(layout: LogLayout, token: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The specification in fp64 on the GPU: out and the new states."""
+    """The specification in fp64: out and the new states."""
     q, k, v = (x.double() for x in (token.q, token.k, token.v))
     if layout.family is RWKV6:
         decay_ln = -token.a.double().exp()

@@ -9,9 +9,12 @@ from deltalog_kernels import (
     RWKV6,
     LogLayout,
     SlotMemory,
+    gdn_fused_step,
     gdn_gates,
     gdn_step,
+    kda_fused_step,
     kda_gates,
+    rwkv6_fused_step,
     rwkv6_step,
 )
 
@@ -103,3 +106,42 @@ def test_rwkv6_names_its_query_r():
 def test_rwkv6_shares_no_key_heads():
     with pytest.raises(ValueError, match="rwkv6 has as many value heads as key heads, got 8 and 4"):
         LogLayout(RWKV6, 4, 8, 64, 64, 8)
+
+
+AT = {"slot_ids": torch.tensor([1, 2]), "positions": torch.tensor([0, 1])}
+PARAMETERS = {
+    GDN: {"a_log": torch.zeros(2), "dt_bias": torch.zeros(2)},
+    KDA: {"a_log": torch.zeros(2), "dt_bias": torch.zeros(2, 16)},
+    RWKV6: {"bonus": torch.zeros(2, 16)},
+}
+
+
+def fused(family, **change):
+    memory = SlotMemory.allocate(LogLayout(family, 2, 2, 16, 16, 4), 3)
+    qkv = torch.ones(2, 3 * 2 * 16).bfloat16()
+    heads = qkv.unflatten(1, (3, 2, 16)).unbind(1)
+    gate = torch.zeros(2, 2) if family is GDN else torch.zeros(2, 2, 16)
+    own = PARAMETERS[family] | change
+    if family is RWKV6:
+        return rwkv6_fused_step(*heads, gate, own["bonus"], memory=memory, **AT)
+    step = gdn_fused_step if family is GDN else kda_fused_step
+    return step(qkv, gate, torch.zeros(2, 2), own["a_log"], own["dt_bias"], memory=memory, **AT)
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), [(family, name) for family, own in PARAMETERS.items() for name in own]
+)
+def test_a_layers_own_tensors_must_fit(family, name):
+    """Kernels read them by plain offsets: one with gaps would give wrong numbers, not an error."""
+    right = PARAMETERS[family][name]
+    fused(family)
+    fused(family, **{name: right.bfloat16()})
+    gaps = torch.zeros(*right.shape, 2)[..., 0]
+    for wrong, message in (
+        (right[:1], rf"{name} must have shape \[2.*\], got \[1.*\]; the sizes come from the LogLayout"),
+        (right.int(), f"{name} must be floating point, got torch.int32; pass the layer's own parameter"),
+        (gaps, rf"{name} must be contiguous, got strides \(.*2.*\); call .contiguous\(\) once"),
+        (right.to("meta"), "on the device of the pool, cpu; got some on meta"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fused(family, **{name: wrong})

@@ -1,7 +1,7 @@
 """Reading a log: what its entries answer, and adding them to a tile in the merge.
 
-Layouts are those of tiles.py. A log has at least eight entries here, dead ones being zero: the eight lanes that share a row of the base
-share its entries too, and sum both at once.
+Layouts are those of tiles.py. A log has at least eight entries here, dead ones being zero: the eight lanes
+that share a row of the base share its entries too, and sum both at once.
 """
 
 from triton.experimental import gluon
@@ -139,7 +139,7 @@ def answer(state, vector, coefficient, updates, num_warps: gl.constexpr):
 
 @gluon.jit
 def add_log(state, keys, updates, tile, M: gl.constexpr, ENTRIES: gl.constexpr, num_warps: gl.constexpr):
-    """Add the M - 1 entries of a full log to a tile [R, C, J]. keys, decayed [E C, J], and updates are shared."""
+    """Add a full log to a tile [R, C, J]. Shared are its decayed keys [E C, J] and updates."""
     R: gl.constexpr = state.shape[0]
     C: gl.constexpr = state.shape[1]
     J: gl.constexpr = state.shape[2]
