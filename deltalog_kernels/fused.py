@@ -119,7 +119,6 @@ def rwkv6_fused_step(
 ) -> Tensor:
     """decode.rwkv6_step from the layer's w [B, H, K], of which the log-decay is -exp(w)."""
     layout = memory.layout
-    decode.check_parameters(memory, bonus=(bonus, (layout.key_heads, layout.key_dim)))
     rest: dict[str, Any] = {
         "memory": memory,
         "slot_ids": slot_ids,
@@ -128,6 +127,7 @@ def rwkv6_fused_step(
     }
     if (module := decode.backend(memory)) is cpu:
         return decode.rwkv6_step(r, k, v, -w.float().exp(), bonus, scale=scale, out=out, **rest)
+    decode.check_parameters(memory, bonus=(bonus, (layout.key_heads, layout.key_dim)))
     gates = {"w": (w, (len(slot_ids), layout.value_heads, layout.key_dim))}
     out = decode.check_step(RWKV6, r, k, v, gates, memory, slot_ids, positions, out)
     module.rwkv6_step(r, k, v, w, bonus, **rest, scale=1.0 if scale is None else scale, out=out, raw=True)

@@ -9,8 +9,8 @@ import torch
 WARMUP, REPLAYS = 3, 15
 
 
-def graph_ms(launch: Callable[[], object]) -> float:
-    """Median milliseconds of one replay of what ``launch`` launches. It runs twice before it is captured."""
+def captured(launch: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """What ``launch`` launches, as a graph. It runs twice before it is captured."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -20,6 +20,12 @@ def graph_ms(launch: Callable[[], object]) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         launch()
+    return graph
+
+
+def graph_ms(launch: Callable[[], object]) -> float:
+    """Median milliseconds of one replay of what ``launch`` launches."""
+    graph = captured(launch)
     for _ in range(WARMUP):
         graph.replay()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(REPLAYS + 1)]

@@ -193,13 +193,18 @@ def takes_bulk(memory: SlotMemory) -> bool:
     base = memory.base
     line = tuning.LINE_BYTES // base.element_size()
     return (
-        base.is_cuda
-        and torch.cuda.get_device_capability(base.device) == (9, 0)
-        and tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 7)
+        _copies_in_bulk(base.device)
         and memory.layout.key_dim >= line
         and base.stride(0) % line == 0
         and base.data_ptr() % 16 == 0
     )
+
+
+@cache
+def _copies_in_bulk(device: torch.device) -> bool:
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return False
+    return tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 7)
 
 
 def _bulk(memory: SlotMemory, config: tuning.LaunchConfig) -> tuple[_Kernels, Any, int]:
@@ -207,7 +212,8 @@ def _bulk(memory: SlotMemory, config: tuning.LaunchConfig) -> tuple[_Kernels, An
     from triton.experimental.gluon.language import NVMMASharedLayout
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    from deltalog_kernels.kernels.hopper import delta_rule, rwkv6
+    from deltalog_kernels.kernels.hopper.delta_rule import delta_rule_kernel
+    from deltalog_kernels.kernels.hopper.rwkv6 import rwkv6_kernel
 
     layout, base = memory.layout, memory.base
     line = tuning.chunk(layout)
@@ -221,7 +227,7 @@ def _bulk(memory: SlotMemory, config: tuning.LaunchConfig) -> tuple[_Kernels, An
         # The copy swizzles what it writes, so that lanes of different lines do not meet in a bank.
         layout=NVMMASharedLayout(tuning.LINE_BYTES, base.element_size() * 8, rank=2),
     )
-    return _Kernels(delta_rule.delta_rule_kernel, rwkv6.rwkv6_kernel), descriptor, slot_lines
+    return _Kernels(delta_rule_kernel, rwkv6_kernel), descriptor, slot_lines
 
 
 @cache

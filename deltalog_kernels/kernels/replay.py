@@ -43,6 +43,17 @@ def live_entries(position, phase_offset, M: tl.constexpr):
 
 
 @triton.jit
+def merges_now(live, M: tl.constexpr, PHASE: tl.constexpr):
+    """Whether a row merges: its log is full, unless the caller says that all append (1) or merge (2)."""
+    merging = live == M - 1
+    if PHASE == 1:
+        merging = False
+    if PHASE == 2:
+        merging = True
+    return merging
+
+
+@triton.jit
 def replay_prep(
     log_keys,
     log_decays,

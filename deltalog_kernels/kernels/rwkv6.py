@@ -12,6 +12,7 @@ from deltalog_kernels.kernels.replay import (
     channel_offsets,
     entry_sums,
     live_entries,
+    merges_now,
     replay_prep,
     row_sums,
     tile_offsets,
@@ -123,12 +124,7 @@ def rwkv6_kernel(
     key_receptance = tl.sum(receptance * bonus * key)
     base_receptance = (receptance * total)[:, None, :]
 
-    merging = live == M - 1
-    if PHASE == 1:
-        merging = False
-    if PHASE == 2:
-        merging = True
-    if merging:
+    if merges_now(live, M, PHASE):
         for tile_index in range(TILES):
             here = rows + tile_index * ROWS
             tile = tl.reshape(tl.load(base_ptr + tile_index * TILE + offsets), (CHUNKS, ROWS, CHUNK)).to(

@@ -11,6 +11,7 @@ from test_triton import FP32, ROUNDED, cycle_error, ids
 from deltalog_kernels import GDN, KDA, RWKV6, LogLayout, SlotMemory, fold_and_fill
 from deltalog_kernels.bench.baselines import Inputs
 from deltalog_kernels.bench.steps import deltalog_step, inputs
+from deltalog_kernels.bench.timing import captured
 
 pytestmark = [
     pytest.mark.gpu,
@@ -95,17 +96,6 @@ def test_graph_replay_is_bit_equal_to_eager_launches(geometry, chosen):
     every = list(range(13))
     assert device_bits(replayed, every) == device_bits(eager, every)
     assert device_bits(eager, untouched) == before
-
-
-def captured(launch) -> torch.cuda.CUDAGraph:
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        launch()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        launch()
-    return graph
 
 
 def paged(layout: LogLayout, slots: int) -> SlotMemory:

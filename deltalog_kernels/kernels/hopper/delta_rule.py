@@ -7,13 +7,17 @@ token's entry, or merges and has the tile copied back. Which, its row's position
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.language import sigmoid as triton_sigmoid
 
+from deltalog_kernels.kernels import delta_rule
 from deltalog_kernels.kernels.hopper.replay import (
     add_log,
     answer,
     coefficients,
+    live_entries,
     load_updates,
     load_values,
+    merges_now,
     replay_prep,
     share,
     share_updates,
@@ -27,8 +31,13 @@ from deltalog_kernels.kernels.hopper.tiles import (
     fetch_after_write,
     fetch_first,
     read_tile,
+    store_zeros,
     write_tile,
 )
+
+# What has no layout is the portable kernel's own.
+softplus = gluon.jit(delta_rule.softplus.fn)
+sigmoid = gluon.jit(triton_sigmoid.fn)
 
 
 @gluon.jit
@@ -59,21 +68,6 @@ def append_decode(
     seen = answer(state, base_query, query_coefficients, logged, num_warps)
     gl.store(out + rows, (seen + key_query * update).to(out.dtype.element_ty))
     return update
-
-
-@gluon.jit
-def softplus(x):
-    """log(1 + e^x), also where 1 + e^x rounds."""
-    power = gl.exp(x)
-    above = 1.0 + power
-    # What rounding took from `above`, its logarithm gets back; x itself where e^x may overflow.
-    kept = gl.where(above == 1.0, 1.0, above - 1.0)
-    return gl.where(x > 20.0, x, gl.where(above == 1.0, power, gl.log(above) * (power / kept)))
-
-
-@gluon.jit
-def sigmoid(x):
-    return 1.0 / (1.0 + gl.exp(-x))
 
 
 @gluon.jit
@@ -145,16 +139,13 @@ def delta_rule_kernel(
     decay_ln = gl.load(gate_ptr + row * gate_stride + hv * GATES + gate_channel).to(gl.float32)
     out_ptr += row * out_stride + hv * V + first_row
     if slot <= NULL_SLOT:
-        for tile in range(TILES):
-            gl.store(
-                out_ptr + tile * ROWS + rows, gl.zeros([ROWS], out_ptr.dtype.element_ty, rows.type.layout)
-            )
+        store_zeros(out_ptr, rows, TILES)
         return
 
     first_line = (slot * slot_lines + (hv * V + first_row) * C).to(gl.int32)
     buffers, arrived = fetch_first(base, first_line, STAGES)
     slot = slot.to(gl.int64)
-    live = ((gl.load(positions_ptr + row) + phase_offset) % M).to(gl.int32)
+    live = live_entries(gl.load(positions_ptr + row), phase_offset, M)
     log_keys_ptr += slot * log_keys_stride + h * ((M - 1) * K)
     log_updates_ptr += slot * log_updates_stride + hv * ((M - 1) * V) + first_row
     log_decays_ptr += slot * log_decays_stride + hv * ((M - 1) * GATES)
@@ -180,12 +171,7 @@ def delta_rule_kernel(
     updates = share_updates(logged, ROWS)
     values = share(values)
 
-    merging = live == M - 1
-    if PHASE == 1:
-        merging = False
-    if PHASE == 2:
-        merging = True
-    if merging:
+    if merges_now(live, M, PHASE):
         decay = total if GATES == 1 else total[None, :, :]
         decayed_keys = share((keys * weights[:, None, None]).reshape([ENTRIES * C, J]))
         for tile in range(TILES):

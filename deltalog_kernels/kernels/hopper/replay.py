@@ -7,7 +7,12 @@ that share a row of the base share its entries too, and sum both at once.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from deltalog_kernels.kernels import replay
 from deltalog_kernels.kernels.hopper.tiles import channels, column, dots, eighths
+
+# What has no layout is the portable kernels' own.
+live_entries = gluon.jit(replay.live_entries.fn)
+merges_now = gluon.jit(replay.merges_now.fn)
 
 
 @gluon.constexpr_function

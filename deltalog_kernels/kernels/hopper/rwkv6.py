@@ -12,8 +12,10 @@ from deltalog_kernels.kernels.hopper.replay import (
     add_log,
     answer,
     coefficients,
+    live_entries,
     load_updates,
     load_values,
+    merges_now,
     replay_prep,
     share,
     share_updates,
@@ -27,6 +29,7 @@ from deltalog_kernels.kernels.hopper.tiles import (
     fetch_after_write,
     fetch_first,
     read_tile,
+    store_zeros,
     write_tile,
 )
 
@@ -117,16 +120,13 @@ def rwkv6_kernel(
     decay_ln = gl.load(decay_ptr + row * decay_stride + h * K + channel).to(gl.float32)
     out_ptr += row * out_stride + h * V + first_row
     if slot <= NULL_SLOT:
-        for tile in range(TILES):
-            gl.store(
-                out_ptr + tile * ROWS + rows, gl.zeros([ROWS], out_ptr.dtype.element_ty, rows.type.layout)
-            )
+        store_zeros(out_ptr, rows, TILES)
         return
 
     first_line = (slot * slot_lines + (h * V + first_row) * C).to(gl.int32)
     buffers, arrived = fetch_first(base, first_line, STAGES)
     slot = slot.to(gl.int64)
-    live = ((gl.load(positions_ptr + row) + phase_offset) % M).to(gl.int32)
+    live = live_entries(gl.load(positions_ptr + row), phase_offset, M)
     log_keys_ptr += slot * log_keys_stride + h * ((M - 1) * K)
     log_updates_ptr += slot * log_updates_stride + h * ((M - 1) * V) + first_row
     log_decays_ptr += slot * log_decays_stride + h * ((M - 1) * K)
@@ -145,12 +145,7 @@ def rwkv6_kernel(
     updates = share_updates(logged, ROWS)
     values = share(values)
 
-    merging = live == M - 1
-    if PHASE == 1:
-        merging = False
-    if PHASE == 2:
-        merging = True
-    if merging:
+    if merges_now(live, M, PHASE):
         decay = gl.exp(decay_ln)[None, :, :]
         decayed_keys = share((keys * decay).reshape([ENTRIES * C, J]))
         decay = decay * total[None, :, :]

@@ -65,6 +65,14 @@ def dots(rows, vector, num_warps: gl.constexpr):
 
 
 @gluon.jit
+def store_zeros(out, rows, TILES: gl.constexpr):
+    """What a row of padding emits: zeros for TILES times the rows [R]."""
+    R: gl.constexpr = rows.shape[0]
+    for tile in range(TILES):
+        gl.store(out + tile * R + rows, gl.zeros([R], out.dtype.element_ty, rows.type.layout))
+
+
+@gluon.jit
 def fetch(base, line, buffers, arrived, stage, wanted=True):
     """Start copying the tile that begins at a line of the base into the buffer of a stage, where wanted."""
     mbarrier.expect(arrived.index(stage), base.block_type.nbytes, pred=wanted)
