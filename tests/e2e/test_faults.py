@@ -1,0 +1,256 @@
+"""Faults under load, on real Ray Serve with simulated engines: two ingresses, two replicas of 32 places.
+
+After each fault every request that was accepted has exactly one outcome, and the next request is served.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from load import Stream, all_ended, body, open_streams, reached
+from running_service import RunningService, running, simulated, until
+
+from service.metrics import OUTCOMES, REQUESTS, RUNNING_REQUESTS
+
+STEP_S = 0.02
+REPLICAS, PLACES = 2, 32
+CAPACITY = REPLICAS * PLACES
+REPLICA, INGRESS = "ServeReplica:deltalog:test", "ServeReplica:deltalog:ingress"
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    config = simulated(STEP_S * 1000, ingress_replicas=2)
+    with running(config, tmp_path_factory.mktemp("faults")) as service:
+        yield service
+
+
+@dataclass
+class Accounts:
+    """What the service has counted since the last look."""
+
+    service: RunningService
+    last: dict[str, float]
+
+    def outcomes(self) -> dict[str, float]:
+        """Outcomes that are new, once nothing runs and the counters stand still."""
+        now = outcomes(self.service)
+        new = {name: now[name] - self.last[name] for name in OUTCOMES if now[name] != self.last[name]}
+        self.last = now
+        return new
+
+
+def outcomes(service: RunningService) -> dict[str, float]:
+    scrape = service.settled()
+    return {outcome: scrape.total(REQUESTS, outcome=outcome) for outcome in OUTCOMES}
+
+
+@pytest.fixture
+def accounts(faulty: RunningService) -> Iterator[Accounts]:
+    """The fault is over when the service is whole again: the next request is served, all places are free."""
+    until(lambda: len(faulty.processes(REPLICA)) == REPLICAS, 60, "both replicas to run")
+    yield Accounts(faulty, outcomes(faulty))
+    assert faulty.post("completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
+    until(lambda: asyncio.run(fills(faulty)), 90, "all places to be free")
+
+
+async def fills(service: RunningService) -> bool:
+    """Whether the service has room for as many requests as it should, and no more."""
+    streams = await open_streams(service.config["port"], [body(20)] * CAPACITY)
+    await all_ended(streams, 60)
+    return all(stream.done for stream in streams)
+
+
+def with_streams(
+    service: RunningService, number: int, tokens: int, fault: Callable[[list[Stream]], Any], **options: Any
+) -> list[Stream]:
+    """Streams with a fault once each has had its first token, to their ends."""
+
+    async def run() -> list[Stream]:
+        streams = await open_streams(service.config["port"], [body(tokens, **options)] * number)
+        await reached(lambda: all(stream.events for stream in streams), 60, "every stream to begin")
+        fault(streams)
+        await all_ended(streams, 120)
+        return streams
+
+    return asyncio.run(run())
+
+
+def test_two_ingresses_share_the_load(faulty: RunningService, accounts: Accounts) -> None:
+    streams = with_streams(faulty, CAPACITY, 50, lambda _: None)
+    assert all(stream.done and stream.events == 50 for stream in streams)
+    assert accounts.outcomes() == {"ok": CAPACITY}
+    counted: Counter[str] = Counter()
+    for labels, value in faulty.scrape().samples[REQUESTS.prom_name]:
+        counted[labels["replica"]] += int(value)
+    assert len([number for number in counted.values() if number >= CAPACITY // 4]) == 2
+
+
+def test_a_replica_is_killed_with_64_streams(faulty: RunningService, accounts: Accounts) -> None:
+    victim = faulty.processes(REPLICA)[0]
+    streams = with_streams(faulty, CAPACITY, 300, lambda _: os.kill(victim, signal.SIGKILL))
+    lost = [stream for stream in streams if not stream.done]
+    assert 0 < len(lost) < CAPACITY
+    assert {stream.status for stream in streams} == {200}
+    for stream in lost:
+        assert stream.error is not None
+        assert stream.error["code"] == "replica_lost"
+        assert stream.complete, "the client is told, not cut off"
+    assert all(stream.events == 300 for stream in streams if stream.done)
+    assert accounts.outcomes() == {"ok": CAPACITY - len(lost), "error": len(lost)}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_whose_replica_dies_before_its_first_token_is_served(
+    faulty: RunningService, accounts: Accounts, stream: bool
+) -> None:
+    """4 requests with 4 seconds of prefill, on both replicas; those of the one that dies go to the other."""
+    asked = body(3, prompt=list(range(4000)), stream=stream)
+
+    async def run() -> list[Stream]:
+        streams = await open_streams(faulty.config["port"], [asked] * 4)
+        await asyncio.sleep(1)
+        os.kill(faulty.processes(REPLICA)[0], signal.SIGKILL)
+        await all_ended(streams, 120)
+        return streams
+
+    streams = asyncio.run(run())
+    assert [one.status for one in streams] == [200] * 4
+    assert not any(one.error for one in streams)
+    assert all(one.done for one in streams) is stream
+    assert accounts.outcomes() == {"ok": 4}
+
+
+def test_an_ingress_is_killed(faulty: RunningService, accounts: Accounts) -> None:
+    victim = faulty.processes(INGRESS)[0]
+    streams = with_streams(faulty, CAPACITY, 200, lambda _: os.kill(victim, signal.SIGKILL))
+    cut = [stream for stream in streams if not stream.done]
+    assert 0 < len(cut) < CAPACITY
+    assert not any(stream.complete for stream in cut), "half an answer must not look like a whole one"
+    assert all(stream.events == 200 for stream in streams if stream.done)
+    # The engines stop what nobody reads any more; the dead ingress takes its own counts with it.
+    until(lambda: faulty.scrape().total(RUNNING_REQUESTS) == 0, 30, "the engines to be idle")
+    until(lambda: len(faulty.processes(INGRESS)) == 2, 60, "a new ingress")
+
+
+def test_a_burst_of_ten_times_the_capacity(faulty: RunningService, accounts: Accounts) -> None:
+    def running_by_replica() -> list[float]:
+        samples = faulty.scrape().samples[RUNNING_REQUESTS.prom_name]
+        return sorted(value for _, value in samples if value)
+
+    async def run() -> list[Stream]:
+        # Long enough for the metrics to see the replicas full.
+        streams = await open_streams(faulty.config["port"], [body(750)] * (10 * CAPACITY))
+        await reached(lambda: sum(one.status == 429 for one in streams) > 8 * CAPACITY, 60, "refusals")
+        assert await asyncio.to_thread(
+            until, lambda: running_by_replica() == [PLACES] * REPLICAS, 30, "both replicas to be full"
+        )
+        await all_ended(streams, 120)
+        return streams
+
+    streams = asyncio.run(run())
+    counted = Counter(stream.status for stream in streams)
+    assert set(counted) == {200, 429}
+    assert counted[200] >= CAPACITY
+    assert all(stream.done and stream.events == 750 for stream in streams if stream.status == 200)
+    waits = [stream.retry_after_s for stream in streams if stream.status == 429]
+    assert min(waits) >= 1
+    assert len(set(waits)) > 1, "they must not all come back at once"
+    assert accounts.outcomes() == {"ok": counted[200], "rejected": counted[429]}
+
+
+def test_a_slow_reader_slows_nobody(faulty: RunningService, accounts: Accounts) -> None:
+    async def run() -> None:
+        (slow,) = await open_streams(faulty.config["port"], [body(3000, n=8)])
+        await reached(lambda: slow.events > 0, 30, "the slow stream to begin")
+        slow.transport.pause_reading()
+        others = await open_streams(faulty.config["port"], [body(50)] * 16)
+        await all_ended(others, 30)
+        assert all(one.done and one.ended_at_s - one.first_at_s < 50 * STEP_S * 3 for one in others)
+        slow.transport.resume_reading()
+        await all_ended([slow], 120)
+        assert slow.done
+        assert slow.events == 3000 * 8
+
+    asyncio.run(run())
+    assert accounts.outcomes() == {"ok": 17}
+
+
+def test_half_open_clients(faulty: RunningService, accounts: Accounts) -> None:
+    """One that sends half a request, and one that closes its half of the connection after a whole one."""
+    address = ("127.0.0.1", faulty.config["port"])
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: 90\r\n\r\n"
+    content = b'{"model": "demo", "prompt": "x", "stream": true, "max_tokens": 30000}'
+    with (
+        socket.create_connection(address) as half,
+        socket.create_connection(address) as closed,
+    ):
+        half.sendall(head + content[:40])
+        closed.sendall(head + content.ljust(90))
+        assert closed.recv(100).startswith(b"HTTP/1.1 200")
+        closed.shutdown(socket.SHUT_WR)
+        assert faulty.post("completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
+        until(lambda: faulty.scrape().total(RUNNING_REQUESTS) == 0, 30, "the closed one to be stopped")
+        half.settimeout(60)
+        assert half.recv(1000).startswith(b"HTTP/1.1 408"), "half a request does not hold its place for ever"
+    assert accounts.outcomes() == {"ok": 1, "aborted": 1}
+
+
+def test_clients_leave_during_prefill(faulty: RunningService, accounts: Accounts) -> None:
+    """A prompt of 20 s, left after 1 s, plain and streamed: the engine stops before there is a token."""
+    for stream in (True, False):
+        with pytest.raises(httpx.ReadTimeout):
+            faulty.post("completions", body(50, prompt=list(range(20_000)), stream=stream), timeout_s=1)
+    left_at_s = time.monotonic()
+    until(lambda: faulty.scrape().total(RUNNING_REQUESTS) == 0, 15, "both to be stopped")
+    assert time.monotonic() - left_at_s < 15, "long before the prompt would have been read"
+    assert accounts.outcomes() == {"aborted": 2}
+
+
+def test_a_replica_that_stands_still_for_5_seconds(faulty: RunningService, accounts: Accounts) -> None:
+    """The whole process, so that nothing in it can notice; the other serves meanwhile."""
+    victim = faulty.processes(REPLICA)[0]
+
+    def stall(streams: list[Stream]) -> None:
+        os.kill(victim, signal.SIGSTOP)
+        loop = asyncio.get_running_loop()
+        loop.call_later(5, os.kill, victim, signal.SIGCONT)
+
+    streams = with_streams(faulty, 32, 100, stall)
+    assert all(stream.done and stream.events == 100 for stream in streams), "late is not lost"
+    took_s = [stream.ended_at_s - stream.first_at_s for stream in streams]
+    assert max(took_s) >= 5
+    assert min(took_s) < 5, "the other replica goes on"
+    assert accounts.outcomes() == {"ok": 32}
+
+
+def test_a_restart_under_load(faulty: RunningService, accounts: Accounts) -> None:
+    """SIGHUP with another configuration: replicas and ingresses are replaced, and nobody notices."""
+    before = set(faulty.processes("ServeReplica:deltalog:"))
+    (pool,) = faulty.config["pools"]
+    config = faulty.config | {"pools": [pool | {"coalesce_tokens": 8}]}
+    (faulty.folder / "service.yaml").write_text(yaml.safe_dump(config))
+    streams: list[Stream] = []
+
+    async def run() -> None:
+        faulty.process.send_signal(signal.SIGHUP)
+        deadline_s = time.monotonic() + 120
+        while "The new configuration serves." not in faulty.output():
+            assert time.monotonic() < deadline_s, faulty.output()
+            streams.extend(await open_streams(faulty.config["port"], [body(100)] * 4))
+            await asyncio.sleep(0.5)
+        await all_ended(streams, 60)
+
+    asyncio.run(run())
+    failed = [(one.status, one.events, one.error) for one in streams if not one.done]
+    assert not failed, f"{len(failed)} of {len(streams)}"
+    until(lambda: not before & set(faulty.processes("ServeReplica:deltalog:")), 30, "the old ones to be gone")
