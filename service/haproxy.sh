@@ -3,6 +3,7 @@
 #   - the API alone listens beyond loopback, on the service's own host: Ray's replicas stay on 127.0.0.1;
 #   - HAProxy's metrics and statistics pages, which Ray puts on every interface, are left out;
 #   - its control socket is for this user alone;
+#   - no ingress means 503 at once: Serve's own proxy, which Ray keeps in reserve, would wait or say 404;
 #   - what HAProxy answers by itself has the shape of the API.
 set -eu
 previous=
@@ -13,6 +14,7 @@ for argument; do
             -e '/^frontend prometheus/,/no log/d' \
             -e '/^listen stats/,$d' \
             -e 's/mode 666 level admin/mode 600 level admin/' \
+            -e '/^ *server .* backup$/d' \
             -e "s|^ *errorfile \(50[234]\) .*|    errorfile \1 $DELTALOG_UNAVAILABLE|" \
             -e '/^backend default_backend/,/return/s|http-request return .*|http-request deny deny_status 503|' \
             "$argument"

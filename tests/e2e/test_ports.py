@@ -19,7 +19,7 @@ LISTEN = "0A"
 LOOPBACK = {
     "haproxy": "the API",
     "ray::ServeReplica:deltalog:ingress": "the ingress, behind HAProxy",
-    "ray::ProxyActor": "Serve's own proxy, behind HAProxy while no ingress runs",
+    "ray::ProxyActor": "Serve's own proxy, which nothing asks",
     "ray::DashboardAgent": "Ray's agent",
     "VLLM::Worker": "torch's process group",
 }
