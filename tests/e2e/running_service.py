@@ -170,6 +170,11 @@ class RunningService:
         """Process ids whose command line has `of` in it, of this service."""
         return sorted(pid for pid, name in descendants(self.folder).items() if of in name)
 
+    def logs(self) -> str:
+        """What the service's own processes have logged."""
+        folder = Path(self.output().partition("log to ")[2].split("\n")[0].rstrip("."))
+        return "".join(path.read_text() for path in sorted((folder / "serve").glob("replica_*")))
+
     def output(self) -> str:
         return (self.folder / "output.txt").read_text()
 
