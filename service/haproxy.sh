@@ -4,6 +4,7 @@
 #   - HAProxy's metrics and statistics pages, which Ray puts on every interface, are left out;
 #   - its control socket is for this user alone;
 #   - no ingress means 503 at once: Serve's own proxy, which Ray keeps in reserve, would wait or say 404;
+#   - splicing is off: with it, one in twenty clients that leave while they wait for an answer is not noticed;
 #   - what HAProxy answers by itself has the shape of the API.
 set -eu
 previous=
@@ -15,6 +16,7 @@ for argument; do
             -e '/^listen stats/,$d' \
             -e 's/mode 666 level admin/mode 600 level admin/' \
             -e '/^ *server .* backup$/d' \
+            -e '/^ *option splice-/d' \
             -e "s|^ *errorfile \(50[234]\) .*|    errorfile \1 $DELTALOG_UNAVAILABLE|" \
             -e '/^backend default_backend/,/return/s|http-request return .*|http-request deny deny_status 503|' \
             "$argument"

@@ -169,8 +169,9 @@ class VllmEngine:
         except ValidationError as error:
             raise invalid_request(error) from None
         except Exception as error:
-            # vLLM's own checks of a body trip over types that they do not expect.
-            raise ApiError(400, f"expected a body that vLLM takes; got one it fails on: {error}") from None
+            # vLLM's own checks of a body refuse it in their way, or trip over types that they do not expect.
+            refusal = create_error_response(error).error.model_dump()
+            raise ApiError(400, refusal["message"], param=refusal["param"]) from None
         try:
             result = await create(request, http)
         except Exception as error:

@@ -5,11 +5,13 @@ After each fault every request that was accepted has exactly one outcome, and th
 
 import asyncio
 import os
+import random
 import signal
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -238,6 +240,19 @@ def test_clients_leave_during_prefill(faulty: RunningService, accounts: Accounts
     until(lambda: faulty.scrape().total(RUNNING_REQUESTS) == 0, 15, "both to be stopped")
     assert time.monotonic() - left_at_s < 15, "long before the prompt would have been read"
     accounts.close(aborted=2)
+
+
+def test_clients_leave_plain_requests(faulty: RunningService, accounts: Accounts) -> None:
+    """Many, at different times: what makes one in twenty of them unnoticed shows."""
+    number, chance = 100, random.Random(1)
+
+    def leave(wait_s: float) -> None:
+        with pytest.raises(httpx.ReadTimeout):
+            faulty.post("completions", {"prompt": "x", "max_tokens": 30_000}, timeout_s=wait_s)
+
+    with ThreadPoolExecutor(8) as clients:
+        list(clients.map(leave, [chance.uniform(0.1, 1) for _ in range(number)]))
+    accounts.close(aborted=number)
 
 
 def test_a_replica_that_stands_still_for_5_seconds(faulty: RunningService, accounts: Accounts) -> None:
