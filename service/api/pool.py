@@ -114,7 +114,8 @@ class Pool:
     def _admit(self) -> None:
         if not self.ready:
             raise not_ready(self.config.model_id)
-        if self._held > self._live * self.config.max_concurrent_requests:
+        # Which replicas live is known a moment late; they refuse themselves what they have no room for.
+        if self._held > self.config.replicas * self.config.max_concurrent_requests:
             raise self._full()
 
     async def _ask_until_served(self, call: Call) -> AsyncGenerator[Message | None, None]:
