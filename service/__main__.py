@@ -1,4 +1,4 @@
-"""Command line of the service: `python -m service serve|demo|validate`."""
+"""Command line of the service: `python -m service serve|demo|validate|key`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from service.config import ConfigError, load_config
+from service.keys import load_keys, new_key
 from service.launch import LaunchError, serve_until_signalled
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -33,7 +34,7 @@ def _explained() -> Iterator[None]:
 def serve_command(config: ConfigPath) -> None:
     """Start Ray and the service on this machine and serve until interrupted."""
     with _explained():
-        serve_until_signalled(load_config(config), console)
+        serve_until_signalled(config, console)
 
 
 @app.command()
@@ -50,13 +51,28 @@ def demo(config: ConfigPath = Path("deploy/serve/cpu-demo.yaml")) -> None:
 def validate(config: ConfigPath) -> None:
     """Check a configuration, vLLM's engine arguments included, without starting anything."""
     with _explained():
-        pools = load_config(config).pools
+        checked = load_config(config)
+        if checked.keys_file:
+            load_keys(checked.keys_file)
         # Importing vLLM takes seconds; only this command needs it here.
         from service.engine.vllm_engine import engine_args
 
-        for pool in pools:
-            engine_args(pool)
+        for pool in checked.pools:
+            if not pool.sim:
+                engine_args(pool)
         console.print(f"{config} is valid.")
+
+
+@app.command()
+def key(name: Annotated[str, typer.Argument(help="Whose key it is.")]) -> None:
+    """Make an API key: print it once, and the entry for `keys_file`, which has only its hash."""
+    made, sha256 = new_key()
+    console.print(
+        f"Key, shown only now: {made}\n\nkeys:\n  - name: {name}\n    sha256: {sha256}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 if __name__ == "__main__":

@@ -5,16 +5,28 @@ from typing import Any
 from ray import serve
 
 from service.api.ingress import Ingress, api
-from service.config import PoolConfig, ServiceConfig, parse_config
+from service.config import ConfigError, PoolConfig, ServiceConfig, parse_config
 from service.engine.replica import EngineReplica
 
-PROBES = 8
-"""Requests that a replica takes beyond its bound, so that probes get through to a full pool."""
+NO_BOUND = 1_000_000
+"""Replicas and Pool refuse what they cannot take; Serve's own bounds must never queue it first."""
+
+HEALTH_TIMEOUT_S = 10
+"""A replica whose process does not answer for this long, three times, is replaced."""
+
+LOGGING = {"encoding": "JSON", "enable_access_log": False}
+"""Guard logs each request once, with what became of it."""
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:
     """The service of a configuration, for `import_path: service.app:build_app`. Raises ConfigError."""
-    return build(parse_config(args, "args"))
+    config = parse_config(args, "args")
+    if config.keys_file is None:
+        raise ConfigError(
+            "args: keys_file: expected API keys, because the cluster decides who reaches the service; "
+            "got none; set it"
+        )
+    return build(config)
 
 
 def build(config: ServiceConfig) -> serve.Application:
@@ -22,21 +34,27 @@ def build(config: ServiceConfig) -> serve.Application:
     ingress = serve.deployment(
         name="ingress",
         ray_actor_options={"num_cpus": 0},
-        # A request that no replica can take is answered by Pool; Serve's bound must never queue it first.
-        max_ongoing_requests=1_000_000,
+        num_replicas=config.ingress_replicas,
+        # A new configuration finds its ingress running before the old one leaves.
+        max_surge_percent=100,
+        max_ongoing_requests=NO_BOUND,
+        graceful_shutdown_timeout_s=config.drain_timeout_s,
+        logging_config=LOGGING,
     )(serve.ingress(api)(Ingress))
-    return ingress.bind(config, [_replica(pool) for pool in config.pools])
+    return ingress.bind(config, [_replica(config, pool) for pool in config.pools])
 
 
-def _replica(pool: PoolConfig) -> serve.Application:
+def _replica(config: ServiceConfig, pool: PoolConfig) -> serve.Application:
     replica = serve.deployment(
         name=pool.name,
-        max_ongoing_requests=pool.max_concurrent_requests + PROBES,
+        num_replicas=pool.replicas,
+        max_ongoing_requests=NO_BOUND,
+        graceful_shutdown_timeout_s=config.drain_timeout_s,
         ray_actor_options={"num_cpus": pool.cpus_per_replica},
         # What stops a model from loading does not go away by trying again.
         max_constructor_retry_count=1,
         health_check_period_s=2,
-        # The ingress logs each request; the replica would add a line for every probe.
-        logging_config={"enable_access_log": False},
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        logging_config=LOGGING,
     )(EngineReplica)
     return replica.bind(pool)

@@ -1,7 +1,8 @@
 """Settings of the service: what a configuration file may say, and how it is told that it is wrong."""
 
+import ipaddress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import (
@@ -34,23 +35,49 @@ def _off_or_merge_interval(value: Any) -> Any:
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+Milliseconds = Annotated[float, Field(ge=0)]
 
 
-class _Settings(BaseModel):
+class Settings(BaseModel):
+    """A part of a configuration file: frozen, and without keys that nobody knows."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class PoolConfig(_Settings):
-    """The replica that serves one model; a pool has exactly one in this version."""
+class SimConfig(Settings):
+    """A simulated engine: the time of a step, in milliseconds, is `fixed_ms` + `per_row_ms` for each row that
+    decodes + `per_prefill_token_ms` for each prompt token that the step takes in."""
+
+    fixed_ms: Milliseconds = Field(description="Time of a step of the simulated engine without rows.")
+    per_row_ms: Milliseconds = Field(description="Time that a decoding row adds to a step.")
+    per_prefill_token_ms: Milliseconds = Field(description="Time that a prompt token adds to a step.")
+    max_rows: Count = Field(default=256, description="Rows that decode together; further ones wait.")
+    max_prefill_tokens: Count = Field(default=512, description="Prompt tokens that one step takes in.")
+    max_model_len: Count = Field(default=32768, description="Longest prompt and answer together, tokens.")
+
+
+class PoolConfig(Settings):
+    """The replicas that serve one model with one configuration."""
 
     name: str = Field(min_length=1, description="Name of the pool, the `pool` label of its metrics.")
     model: str = Field(min_length=1, description="Directory of the model, or its name on a model hub.")
     served_model_name: str | None = Field(
         default=None, min_length=1, description="Name that requests use for the model; null: `model` itself."
     )
-    cpus_per_replica: Count = Field(default=1, description="CPUs that Ray reserves for the replica.")
+    replicas: Count = Field(default=1, description="Replicas of the pool; all serve the same.")
+    cpus_per_replica: Count = Field(default=1, description="CPUs that Ray reserves for a replica.")
     max_concurrent_requests: Count = Field(
-        default=64, description="Requests the replica holds at a time; more are answered with 429."
+        default=64, description="Requests a replica holds at a time; more than fit are answered with 429."
+    )
+    coalesce_tokens: Count = Field(
+        default=16, description="Tokens of a stream that travel together at most; the first goes alone."
+    )
+    coalesce_ms: Milliseconds = Field(
+        default=20.0, description="Longest that a token of a stream waits for others to travel with."
+    )
+    stall_timeout_s: Seconds = Field(
+        default=60.0, description="A replica whose engine does not answer for this long is replaced."
     )
     merge_interval: Annotated[int | Literal["auto"] | None, BeforeValidator(_off_or_merge_interval)] = Field(
         default=None,
@@ -59,6 +86,9 @@ class PoolConfig(_Settings):
     )
     engine_args: dict[str, Any] = Field(
         default_factory=dict, description="Further vLLM engine arguments, by their Python names."
+    )
+    sim: SimConfig | None = Field(
+        default=None, description="Step model of a simulated engine, for tests of load; null: vLLM."
     )
 
     @field_validator("engine_args")
@@ -71,13 +101,22 @@ class PoolConfig(_Settings):
             )
         return value
 
+    @model_validator(mode="after")
+    def _one_engine(self) -> "PoolConfig":
+        if self.sim and (self.engine_args or self.merge_interval is not None):
+            raise ValueError(
+                "sim: expected neither engine_args nor merge_interval beside a simulated engine, which has "
+                "no vLLM; got both; remove one"
+            )
+        return self
+
     @property
     def model_id(self) -> str:
         """Name that requests use for the model, the `model` label of the pool's metrics."""
         return self.served_model_name or self.model
 
 
-class ServiceConfig(_Settings):
+class ServiceConfig(Settings):
     """The whole service. Host and ports are used where the service starts Ray itself; under
     `serve deploy` they are the cluster's."""
 
@@ -85,6 +124,16 @@ class ServiceConfig(_Settings):
     port: Port = Field(default=8000, description="Port of the HTTP API.")
     metrics_port: Port = Field(
         default=8090, description="Port where Ray's metrics agent serves /metrics, on every interface."
+    )
+    ingress_replicas: Count = Field(default=1, description="Processes that serve HTTP behind HAProxy.")
+    drain_timeout_s: Seconds = Field(
+        default=600.0, description="Longest that a stopping replica waits for the requests that it holds."
+    )
+    keys_file: Path | None = Field(
+        default=None,
+        strict=False,
+        description="File with the API keys (service/keys.py), read again when it changes; null: no key is "
+        "asked for, which is for a loopback host only.",
     )
     pools: tuple[PoolConfig, ...] = Field(description="The pools; exactly one in this version.")
 
@@ -108,48 +157,87 @@ class ServiceConfig(_Settings):
         return tuple(value)
 
     @model_validator(mode="after")
+    def _keys_for_the_world(self) -> "ServiceConfig":
+        if self.keys_file is None and not self.is_local:
+            raise ValueError(
+                f"keys_file: expected API keys, because {self.host} can be reached from elsewhere; got none; "
+                "set it, or listen on 127.0.0.1"
+            )
+        return self
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches the HTTP API."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @model_validator(mode="after")
     def _two_ports(self) -> "ServiceConfig":
         if self.port == self.metrics_port:
             raise ValueError(f"port, metrics_port: expected two ports; got {self.port} twice; change one")
         return self
 
 
+Checked = TypeVar("Checked", bound=Settings)
+
+
 def parse_config(values: object, source: str) -> ServiceConfig:
     """Check `values`, as read from `source`. Raises ConfigError, one line for each fault."""
-    try:
-        return ServiceConfig.model_validate(values)
-    except ValidationError as error:
-        faults = [f"{source}: {_explain(fault)}" for fault in error.errors(include_url=False)]
-        raise ConfigError("\n".join(faults)) from None
+    return parse(ServiceConfig, values, source)
 
 
 def load_config(path: Path) -> ServiceConfig:
     """Read a YAML file. Raises ConfigError when it cannot be read or is not a valid configuration."""
+    return parse_config(read_yaml(path), str(path))
+
+
+def parse(model: type[Checked], values: object, source: str) -> Checked:
+    """Check `values`, as read from `source`. Raises ConfigError, one line for each fault."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return model.model_validate(values)
+    except ValidationError as error:
+        faults = [f"{source}: {_explain(model, fault)}" for fault in error.errors(include_url=False)]
+        raise ConfigError("\n".join(faults)) from None
+
+
+def read_yaml(path: Path) -> Any:
+    """The values in a YAML file. Raises ConfigError when it cannot be read."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(
             f"{path}: expected a readable YAML file; got: {error}; correct the path or the file"
         ) from None
-    return parse_config(values, str(path))
 
 
-def _explain(fault: Any) -> str:
+def _explain(top: type[BaseModel], fault: Any) -> str:
     """One fault as `where: expected ...; got ...; what to do`."""
     loc = fault["loc"]
     where = (
         "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in loc).lstrip(".") or "(top level)"
     )
-    model = PoolConfig if loc[:1] == ("pools",) and len(loc) > 1 else ServiceConfig
     match fault["type"]:
         case "value_error":
             reason = str(fault["ctx"]["error"])
         case "extra_forbidden":
-            reason = (
-                f"expected one of {', '.join(model.model_fields)}; got an unknown key; remove or rename it"
-            )
+            known = ", ".join(_model_at(top, loc[:-1]).model_fields)
+            reason = f"expected one of {known}; got an unknown key; remove or rename it"
         case "missing":
-            reason = f"expected a value; got nothing; set it ({model.model_fields[loc[-1]].description})"
+            described = _model_at(top, loc[:-1]).model_fields[loc[-1]].description
+            reason = f"expected a value; got nothing; set it ({described})"
         case _:
             reason = f"{fault['msg']}; got {fault['input']!r}; correct the value"
     return f"{where}: {reason}"
+
+
+def _model_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel]:
+    """The settings that `loc` leads to."""
+    for name in (key for key in loc if isinstance(key, str)):
+        inside: Any = model.model_fields[name].annotation
+        while not (isinstance(inside, type) and issubclass(inside, BaseModel)):
+            # Of `X | None` and of `tuple[X, ...]`, X.
+            inside = get_args(inside)[0]
+        model = inside
+    return model

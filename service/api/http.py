@@ -1,6 +1,8 @@
 """Bytes to requests and answers to bytes: JSON bodies and server-sent events."""
 
+import asyncio
 import json
+import reprlib
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -8,26 +10,48 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.engine.protocol import Answer, Message
-from service.errors import ApiError, headers
+from service.engine.protocol import Answer, Message, Usage
+from service.errors import ApiError
+from service.keys import Lease
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
+BODY_TIMEOUT_S = 30.0
+MAX_DEPTH = 64
+MAX_CONTAINERS = 500_000
+"""Opening brackets in a body, those in its texts included: they bound the memory that it takes."""
+MAX_SEQUENCES = 128
+"""Sequences that one request may generate."""
 
 
 async def read_body(request: Request) -> bytes:
-    """The body of a request; one that is too large is refused before it is held. Raises ApiError 413."""
-    _refuse_too_large(int(request.headers.get("content-length", 0)))
+    """The body of a request; one too large or too slow is refused before it is held. Raises ApiError."""
+    declared = request.headers.get("content-length", "0")
+    _refuse_too_large(int(declared) if declared.isdecimal() else 0)
     body = bytearray()
-    async for chunk in request.stream():
-        _refuse_too_large(len(body) + len(chunk))
-        body += chunk
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for chunk in request.stream():
+                _refuse_too_large(len(body) + len(chunk))
+                body += chunk
+    except TimeoutError:
+        raise ApiError(
+            408,
+            f"expected the whole body within {BODY_TIMEOUT_S:.0f} s; got {len(body)} bytes; send it faster",
+            code="body_timeout",
+        ) from None
     return bytes(body)
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object in a request body, with a `model`. Raises ApiError 400."""
+    """The JSON object in a request body, with a `model`, within the limits. Raises ApiError 400."""
+    if raw.count(b"[") + raw.count(b"{") > MAX_CONTAINERS:
+        raise ApiError(400, f"expected at most {MAX_CONTAINERS} lists and objects; got more; send fewer")
     try:
-        body = json.loads(raw, parse_constant=_refuse_constant)
+        body = json.loads(raw.decode(), parse_constant=_refuse_constant)
+        _refuse_too_deep(body)
+        if b"\\u" in raw:
+            # Half of a pair of escapes is valid JSON and no text.
+            json.dumps(body, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         came = str(error) if raw else "an empty body"
         raise ApiError(400, f"expected a JSON object; got {came}; send the request as JSON") from None
@@ -37,25 +61,39 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     if not isinstance(model, str):
         raise ApiError(
             400,
-            f"model: expected the name of a model; got {model!r}; take a name from /v1/models",
+            f"model: expected the name of a model; got {reprlib.repr(model)}; take a name from /v1/models",
             param="model",
         )
+    _refuse_too_many_sequences(body)
     return body
 
 
-async def events(messages: AsyncGenerator[Message, None]) -> AsyncGenerator[str, None]:
+async def events(messages: AsyncGenerator[Message, None], lease: Lease) -> AsyncGenerator[str, None]:
     """The text of a stream. One that fails ends with an error event and without [DONE]."""
     async with aclosing(messages):
         async for message in messages:
-            yield message if isinstance(message, str) else f"data: {message.body}\n\n"
+            if isinstance(message, str):
+                # One token an event, until the usage says exactly; a stream may be left before it comes.
+                lease.tokens += message.count("data: ")
+                yield message
+            elif isinstance(message, Answer):
+                yield f"data: {message.body}\n\n"
+            else:
+                charge(lease, message)
+
+
+def charge(lease: Lease, usage: Usage) -> None:
+    """What a request took, now that it is known."""
+    lease.tokens = usage.prompt_tokens + usage.generated_tokens
 
 
 def respond(answer: Answer, further: Mapping[str, str] | None = None) -> Response:
     """The response to a request that is not a stream, with `further` headers."""
+    retry_after = {"retry-after": str(answer.retry_after_s)} if answer.retry_after_s else {}
     return Response(
         answer.body,
         status_code=answer.status,
-        headers=headers(answer.status) | dict(further or {}),
+        headers=retry_after | dict(further or {}),
         media_type="application/json",
     )
 
@@ -67,6 +105,41 @@ def _refuse_too_large(num_bytes: int) -> None:
             f"expected a body of at most {MAX_BODY_BYTES} bytes; got {num_bytes} or more; "
             "send a shorter prompt",
             code="body_too_large",
+        )
+
+
+def _refuse_too_deep(body: Any) -> None:
+    level, depth = [body], 0
+    while level := [
+        inside
+        for value in level
+        for inside in (value.values() if isinstance(value, dict) else value)
+        if isinstance(inside, dict | list)
+    ]:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise ValueError(f"more than {MAX_DEPTH} levels of lists and objects")
+
+
+def _refuse_too_many_sequences(body: dict[str, Any]) -> None:
+    prompts = body.get("prompt")
+    texts = (
+        len(prompts) if isinstance(prompts, list) and not all(type(item) is int for item in prompts) else 1
+    )
+    for name in ("n", "best_of"):
+        copies = body.get(name)
+        if isinstance(copies, int | float) and copies * texts > MAX_SEQUENCES:
+            raise ApiError(
+                400,
+                f"{name}: expected at most {MAX_SEQUENCES} sequences a request; got {copies} for each of "
+                f"{texts} prompts; ask for fewer",
+                param=name,
+            )
+    if texts > MAX_SEQUENCES:
+        raise ApiError(
+            400,
+            f"prompt: expected at most {MAX_SEQUENCES} prompts a request; got {texts}; send fewer",
+            param="prompt",
         )
 
 

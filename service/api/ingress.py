@@ -1,21 +1,27 @@
 """The ingress: the OpenAI routes over HTTP."""
 
 import asyncio
+import importlib.metadata
 import time
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 
-from service.api.http import events, parse_body, read_body, respond
+from service.api import schema
+from service.api.guard import Guard, lease_of
+from service.api.http import charge, events, parse_body, read_body, respond
 from service.api.pool import Pool
 from service.config import ServiceConfig
-from service.engine.protocol import Answer, Endpoint
+from service.engine.protocol import Answer, Call, Endpoint, Usage
 from service.errors import ApiError, not_ready, to_api_error
+from service.keys import KeyRing
 
-api = FastAPI(title="DeltaLog", openapi_url=None)
+VERSION = importlib.metadata.version("deltalog")
+
+api = FastAPI(title="DeltaLog", version=VERSION, docs_url=None, redoc_url=None)
+api.add_middleware(Guard)
 
 
 @api.exception_handler(ApiError)
@@ -31,61 +37,82 @@ async def report(_: Request, error: Exception) -> Response:
 class Ingress:
     """Checks requests, finds the pool of their model and writes the answers."""
 
-    def __init__(self, config: ServiceConfig, replicas: list[DeploymentHandle]) -> None:
+    def __init__(self, config: ServiceConfig, pools: list[DeploymentHandle]) -> None:
         self._pools = {
-            pool.model_id: Pool(pool, replica) for pool, replica in zip(config.pools, replicas, strict=True)
+            pool.model_id: Pool(pool, handle) for pool, handle in zip(config.pools, pools, strict=True)
         }
         self._started_at_s = int(time.time())
-        self._watchers = [asyncio.ensure_future(pool.watch()) for pool in self._pools.values()]
+        watches = [pool.watch() for pool in self._pools.values()]
+        if config.keys_file is not None:
+            Guard.keys = KeyRing(config.keys_file, config.ingress_replicas)
+            watches.append(Guard.keys.watch())
+        self._watchers = [asyncio.ensure_future(watch) for watch in watches]
 
-    @api.post("/v1/chat/completions")
+    @api.post("/v1/chat/completions", **schema.CHAT)
     async def chat_completions(self, request: Request) -> Response:
-        return await self._complete("chat", request)
+        return await self._serve("chat", request)
 
-    @api.post("/v1/completions")
+    @api.post("/v1/completions", **schema.COMPLETION)
     async def completions(self, request: Request) -> Response:
-        return await self._complete("completion", request)
+        return await self._serve("completion", request)
 
-    @api.get("/v1/models")
-    async def models(self) -> dict[str, Any]:
-        return {"object": "list", "data": [self._card(model) for model in self._pools]}
+    @api.post("/tokenize", **schema.TOKENIZE)
+    async def tokenize(self, request: Request) -> Response:
+        return await self._serve("tokenize", request)
 
-    @api.get("/v1/models/{model:path}")
-    async def model(self, model: str) -> dict[str, Any]:
+    @api.post("/detokenize", **schema.DETOKENIZE)
+    async def detokenize(self, request: Request) -> Response:
+        return await self._serve("detokenize", request)
+
+    @api.get("/v1/models", **schema.READING)
+    async def models(self) -> schema.ModelList:
+        return schema.ModelList(object="list", data=[self._card(model) for model in self._pools])
+
+    @api.get("/v1/models/{model:path}", **schema.READING_A_MODEL)
+    async def model(self, model: str) -> schema.ModelCard:
         return self._card(self._pool(model).config.model_id)
 
-    @api.get("/health")
-    async def health(self) -> dict[str, str]:
+    @api.get("/version", **schema.READING)
+    async def version(self) -> schema.Version:
+        return schema.Version(version=VERSION)
+
+    @api.get("/health", **schema.HEALTH)
+    async def health(self) -> schema.Status:
         """The process is alive."""
-        return {"status": "alive"}
+        return schema.Status(status="alive")
 
-    @api.get("/health/ready")
-    async def ready(self) -> dict[str, str]:
-        """Every pool has a replica whose model has generated a token and whose engine is alive."""
+    @api.get("/health/ready", **schema.HEALTH)
+    async def ready(self) -> schema.Status:
+        """Every pool has a replica that generates, as of half a second ago."""
         for model, pool in self._pools.items():
-            if not (pool.ready and await pool.probe()):
+            if not pool.ready:
                 raise not_ready(model)
-        return {"status": "ready"}
+        return schema.Status(status="ready")
 
-    async def _complete(self, endpoint: Endpoint, request: Request) -> Response:
+    async def _serve(self, endpoint: Endpoint, request: Request) -> Response:
         body = parse_body(await read_body(request))
-        messages = self._pool(body["model"]).answer(endpoint, body)
+        lease = lease_of(request)
+        messages = self._pool(body["model"]).answer(
+            Call(endpoint, body, request.headers["x-request-id"]), request.state.record
+        )
         answer = await anext(messages)
         assert isinstance(answer, Answer)
         if answer.body is None:
-            return StreamingResponse(events(messages), media_type="text/event-stream")
-        await messages.aclose()
+            return StreamingResponse(events(messages, lease), media_type="text/event-stream")
+        async for message in messages:
+            if isinstance(message, Usage):
+                charge(lease, message)
         return respond(answer)
 
     def _pool(self, model: str) -> Pool:
         if model not in self._pools:
             raise ApiError(
                 404,
-                f"expected one of the models {', '.join(self._pools)}; got {model!r}; correct the name",
+                f"expected one of the models {', '.join(self._pools)}; got {model[:128]!r}; correct the name",
                 param="model",
                 code="model_not_found",
             )
         return self._pools[model]
 
-    def _card(self, model: str) -> dict[str, Any]:
-        return {"id": model, "object": "model", "created": self._started_at_s, "owned_by": "deltalog"}
+    def _card(self, model: str) -> schema.ModelCard:
+        return schema.ModelCard(id=model, object="model", created=self._started_at_s, owned_by="deltalog")

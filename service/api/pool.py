@@ -1,69 +1,92 @@
-"""A pool as the ingress sees it: whether its replica answers, how many requests it holds, how each ends."""
+"""A pool as the ingress sees it: which of its replicas answer, how many requests it holds, how each ends."""
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from ray.exceptions import RayActorError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from service.config import PoolConfig
-from service.engine.protocol import Answer, Endpoint, Message
-from service.errors import ApiError, not_ready, to_api_error
+from service.engine.protocol import Answer, Call, Message, Usage
+from service.errors import ENGINE_DEAD, POOL_FULL, ApiError, not_ready, pool_full, to_api_error
 from service.metrics import REQUESTS
 
-PROBE_PERIOD_S = 1.0
-ACCEPT_TIMEOUT_S = 5.0
-"""A replica that has not taken a probe or a request after this long is as good as none."""
+PROBE_PERIOD_S = 0.5
+ACCEPT_TIMEOUT_S = 10.0
+"""How long a request looks for room that other ingresses have taken, and a probe for its answer."""
+FULL_PERIOD_S = 0.1
+LONGEST_RETRY_AFTER_S = 60
 
 logger = logging.getLogger("ray.serve")
 
 
 class Pool:
-    """Refuses at once what the replica cannot take, and passes on the rest."""
+    """Refuses at once what no replica can take, and passes on the rest."""
 
     def __init__(self, config: PoolConfig, replica: DeploymentHandle) -> None:
         self.config = config
         self._replica = replica
-        self.ready = False
+        self._live = 0
+        """Replicas that generate."""
         self._held = 0
+        self._refused = 0
+        """Requests refused since one was accepted: they all will come back."""
+        self._mean_s = 1.0
+        """Duration of a request, over the last few."""
         self._requests = REQUESTS.bind(config)
 
+    @property
+    def ready(self) -> bool:
+        return self._live > 0
+
     async def watch(self) -> None:
-        """Keep knowing whether the replica answers, for ever."""
+        """Keep knowing which replicas generate, for ever."""
         while True:
             await self.probe()
             await asyncio.sleep(PROBE_PERIOD_S)
 
     async def probe(self) -> bool:
-        """Whether the replica answers now that its engine is alive."""
-        response = self._replica.check_health.remote()
+        """Whether a replica generates now."""
         try:
-            await asyncio.wait_for(response, ACCEPT_TIMEOUT_S)
-            self.ready = True
+            replies = self._replica.broadcast("probe").results_async(
+                timeout_s=ACCEPT_TIMEOUT_S, return_exceptions=True
+            )
+            live = sum(reply is True for reply in await replies)
+        except TimeoutError:
+            # One replica that hangs keeps the others' answers back; requests find out which one it is.
+            live = self._live if self._live > 1 else 0
         except Exception:
-            response.cancel()
-            self.ready = False
+            live = 0
+        if bool(live) != self.ready:
+            logger.warning("Pool %r: %d replicas generate.", self.config.name, live)
+        self._live = live
         return self.ready
 
-    async def answer(self, endpoint: Endpoint, body: dict[str, Any]) -> AsyncGenerator[Message, None]:
-        """An Answer, then the events of a stream; a stream that fails ends with one more Answer.
+    async def answer(self, call: Call, record: dict[str, Any]) -> AsyncGenerator[Message, None]:
+        """An Answer, then the events of a stream and the Usage; a stream that fails ends with another Answer.
+        What became of the request is put into `record`, for the log.
 
         Closing the generator, or cancelling what waits for it, stops generation.
         """
-        outcome, accepted, started = "aborted", False, False
+        outcome, accepted, started, arrived_at_s = "aborted", False, False, time.monotonic()
         self._held += 1
         try:
-            async with aclosing(self._ask(endpoint, body)) as messages:
+            async with aclosing(self._ask(call)) as messages:
                 async for message in messages:
                     if message is None:
                         accepted = True
+                        self._refused = 0
                         continue
                     if isinstance(message, Answer) and message.body is not None:
                         outcome = "error" if started else _outcome(message.status, accepted)
-                        # The next request need not find out again; `watch` notices a replica that is back.
-                        self.ready = self.ready and message.status != 503
+                    if isinstance(message, Usage):
+                        record["prompt_tokens"] = message.prompt_tokens
+                        record["generated_tokens"] = message.generated_tokens
                     started = True
                     yield message
             if outcome == "aborted":
@@ -71,48 +94,85 @@ class Pool:
         finally:
             self._held -= 1
             self._requests.inc(tags={"outcome": outcome})
+            record |= {"pool": self.config.name, "outcome": outcome}
+            if accepted:
+                self._mean_s += (time.monotonic() - arrived_at_s - self._mean_s) / 16
 
-    async def _ask(self, endpoint: Endpoint, body: dict[str, Any]) -> AsyncGenerator[Message | None, None]:
-        """None once the replica has accepted, then what it answers; an Answer of its own if it does not."""
-        replies: DeploymentResponseGenerator | None = None
+    async def _ask(self, call: Call) -> AsyncGenerator[Message | None, None]:
+        """None once a replica has accepted, then what it answers; an Answer of its own if none does."""
         try:
             self._admit()
-            replies = self._replica.options(stream=True).answer.remote(endpoint, body)
-            await self._accepted(replies)
-            yield None
-            async for message in replies:
-                yield message
+            async with aclosing(self._ask_until_served(call)) as messages:
+                async for message in messages:
+                    yield message
         except Exception as error:
             failure = to_api_error(error)
             if failure.status == 500:
-                logger.exception("A request for model %r failed.", self.config.model_id)
+                logger.exception("Request %s for model %r failed.", call.request_id, self.config.model_id)
             yield Answer.of(failure)
-        finally:
-            if replies is not None:
-                replies.cancel()
 
     def _admit(self) -> None:
         if not self.ready:
             raise not_ready(self.config.model_id)
-        if self._held > self.config.max_concurrent_requests:
-            raise ApiError(
-                429,
-                f"expected at most {self.config.max_concurrent_requests} requests at a time for this model; "
-                "got more; send it again after the time in Retry-After",
-                code="pool_full",
-            )
+        # Which replicas live is known a moment late; they refuse themselves what they have no room for.
+        if self._held > self.config.replicas * self.config.max_concurrent_requests:
+            raise self._full()
 
-    async def _accepted(self, replies: DeploymentResponseGenerator) -> None:
-        """Wait for the replica to take the request, which takes it no time; an answer may take long."""
+    async def _ask_until_served(self, call: Call) -> AsyncGenerator[Message | None, None]:
+        """Ask other replicas while the one that Serve picks is full, and once more when it is lost before its
+        first word."""
+        deadline_s, lost = time.monotonic() + ACCEPT_TIMEOUT_S, False
+        while True:
+            started = False
+            try:
+                async with aclosing(self._ask_one(call)) as messages:
+                    async for message in messages:
+                        refusal = message.code if isinstance(message, Answer) and not started else None
+                        if refusal == POOL_FULL:
+                            break
+                        if refusal == ENGINE_DEAD and not lost:
+                            raise RayActorError
+                        started = started or message is not None
+                        yield message
+                    else:
+                        return
+            except RayActorError:
+                if started or lost:
+                    raise
+                lost = True
+                logger.warning(
+                    "Request %s lost its replica before an answer; trying once more.", call.request_id
+                )
+                continue
+            # One replica is full, and says nothing of the others.
+            if time.monotonic() > deadline_s:
+                raise self._full()
+            await asyncio.sleep(FULL_PERIOD_S)
+
+    async def _ask_one(self, call: Call) -> AsyncGenerator[Message | None, None]:
+        replies: DeploymentResponseGenerator = self._replica.options(stream=True).answer.remote(call)
         try:
-            await asyncio.wait_for(anext(replies), ACCEPT_TIMEOUT_S)
-        except TimeoutError:
-            raise not_ready(self.config.model_id) from None
+            # A replica says at once whether it takes a request; an answer may take long.
+            try:
+                yield await asyncio.wait_for(anext(replies), ACCEPT_TIMEOUT_S)
+            except TimeoutError:
+                raise not_ready(self.config.model_id) from None
+            async for message in replies:
+                yield message
+        finally:
+            replies.cancel()
+
+    def _full(self) -> ApiError:
+        """The refusal of a request. The k-th in a row is told to come back when k will have ended."""
+        self._refused += 1
+        room = max(1, self._live) * self.config.max_concurrent_requests
+        wait_s = math.ceil(self._refused * self._mean_s / room)
+        return pool_full(self.config, min(LONGEST_RETRY_AFTER_S, max(1, wait_s)))
 
 
 def _outcome(status: int, accepted: bool) -> str:
     if status < 400:
         return "ok"
-    if not accepted and status in (429, 503):
-        return "rejected"
+    if status in (429, 503):
+        return "error" if accepted else "rejected"
     return "client_error" if status < 500 else "error"

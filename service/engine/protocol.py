@@ -6,7 +6,16 @@ from typing import Any, Literal, Protocol
 
 from service.errors import ApiError
 
-Endpoint = Literal["chat", "completion"]
+Endpoint = Literal["chat", "completion", "tokenize", "detokenize"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request as it travels to an engine: which endpoint, the body as JSON values, and its id."""
+
+    endpoint: Endpoint
+    body: dict[str, Any]
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +28,24 @@ class Answer:
 
     status: int
     body: str | None
+    code: str | None = None
+    retry_after_s: int | None = None
 
     @classmethod
     def of(cls, error: ApiError) -> "Answer":
-        return cls(error.status, error.body)
+        return cls(error.status, error.body, error.code, error.retry_after_s)
 
 
-Message = Answer | str
-"""An Answer, or the text of one SSE event with its closing blank line."""
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens that a request has taken; the last message of one that was served."""
+
+    prompt_tokens: int
+    generated_tokens: int
+
+
+Message = Answer | str | Usage
+"""An Answer, the text of one or more SSE events, each with its closing blank line, or the Usage."""
 
 
 class EngineStartError(Exception):
@@ -39,11 +58,12 @@ class Engine(Protocol):
     async def start(self) -> None:
         """Generate one token the way requests do; the engine is ready when it has."""
 
-    def answer(self, endpoint: Endpoint, body: dict[str, Any]) -> AsyncGenerator[Message, None]:
+    def answer(self, call: Call) -> AsyncGenerator[Message, None]:
         """Serve one request: an Answer first, then the events of a stream. Closing it stops generation."""
 
     async def check_health(self) -> None:
-        """Raise when the engine cannot generate any more."""
+        """Raise when the engine cannot generate any more. Passes through the engine's own loop, so that it
+        takes as long as a stall."""
 
     async def publish(self) -> None:
         """Bring the engine's metrics up to date."""

@@ -2,14 +2,17 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 from service.config import PoolConfig
-from service.engine.protocol import Endpoint, Engine, Message
+from service.engine.protocol import Answer, Call, Engine, Message
+from service.errors import ENGINE_DEAD, engine_dead, pool_full
 
-PUBLISH_PERIOD_S = 1.0
+WATCH_PERIOD_S = 1.0
+LAST_WORDS_S = 2.0
+"""Time for the streams of a dead engine to say why they end, before the replica goes."""
 
 logger = logging.getLogger("ray.serve")
 
@@ -19,32 +22,72 @@ class EngineReplica:
 
     # Serve awaits a constructor that is a coroutine.
     async def __init__(self, pool: PoolConfig) -> None:  # type: ignore[misc]
-        # Only replicas pay for importing vLLM.
-        from service.engine.vllm_engine import VllmEngine
-
-        self.engine: Engine = VllmEngine(pool)
+        self._pool = pool
+        self._held = 0
+        self._dead = False
+        self.engine = _engine(pool)
         await self.engine.start()
-        self._publisher = asyncio.create_task(self._publish())
+        self._watching = asyncio.create_task(self._watch())
 
-    async def answer(self, endpoint: Endpoint, body: dict[str, Any]) -> AsyncGenerator[Message | None, None]:
-        """Yield None as soon as the request has arrived, then what the engine answers."""
-        yield None
-        async with aclosing(self.engine.answer(endpoint, body)) as messages:
-            async for message in messages:
-                yield message
+    async def answer(self, call: Call) -> AsyncGenerator[Message | None, None]:
+        """Yield None as soon as the request is accepted, then what the engine answers; or a refusal alone."""
+        if self._dead:
+            yield Answer.of(engine_dead())
+            return
+        if self._held >= self._pool.max_concurrent_requests:
+            yield Answer.of(pool_full(self._pool))
+            return
+        self._held += 1
+        try:
+            yield None
+            async with aclosing(self.engine.answer(call)) as messages:
+                async for message in messages:
+                    if isinstance(message, Answer) and message.code == ENGINE_DEAD:
+                        self._dead = True
+                    yield message
+        finally:
+            self._held -= 1
+
+    async def probe(self) -> bool:
+        """Whether the engine lives."""
+        return not self._dead
 
     async def check_health(self) -> None:
-        """Raise when the engine is dead; Serve then replaces the replica."""
-        await self.engine.check_health()
+        """Raise when the engine is dead, for Serve; `_watch` is quicker."""
+        if self._dead:
+            raise RuntimeError("expected an engine that lives; it is dead or stalled")
 
-    async def _publish(self) -> None:
-        while True:
+    async def _watch(self) -> None:
+        """Ask the engine, through its own loop, whether it lives. Once it does not, end the process, so that
+        Serve starts another and sends nothing here meanwhile."""
+        while not self._dead:
             try:
-                await self.engine.publish()
-            except Exception:
-                logger.exception("The engine's metrics could not be published.")
-            await asyncio.sleep(PUBLISH_PERIOD_S)
+                async with asyncio.timeout(self._pool.stall_timeout_s):
+                    await self.engine.check_health()
+                    await self.engine.publish()
+                await asyncio.sleep(WATCH_PERIOD_S)
+            except Exception as error:
+                self._dead = True
+                stalled = isinstance(error, TimeoutError)
+                reason = (
+                    f"did not answer for {self._pool.stall_timeout_s} s" if stalled else f"died: {error!r}"
+                )
+                logger.error("The engine of pool %r %s; its replica is replaced.", self._pool.name, reason)
+        await asyncio.sleep(LAST_WORDS_S)
+        # Serve's own way of stopping an actor waits for requests that a stalled engine never ends.
+        os._exit(1)
 
     def __del__(self) -> None:
         if hasattr(self, "engine"):
             self.engine.shutdown()
+
+
+def _engine(pool: PoolConfig) -> Engine:
+    if pool.sim:
+        from service.engine.sim_engine import SimEngine
+
+        return SimEngine(pool)
+    # Only replicas with a model pay for importing vLLM.
+    from service.engine.vllm_engine import VllmEngine
+
+    return VllmEngine(pool)

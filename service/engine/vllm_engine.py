@@ -1,16 +1,17 @@
 """vLLM as the engine: AsyncLLM behind vLLM's own OpenAI serving classes."""
 
+import asyncio
 import dataclasses
 import json
 import logging
 import re
-import reprlib
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from starlette.requests import Request
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
@@ -19,13 +20,16 @@ from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.serve import create_error_response
+from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
+from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from service.config import ConfigError, PoolConfig
-from service.engine.protocol import Answer, Endpoint, EngineStartError, Message
-from service.errors import ApiError
+from service.engine.outbox import Outbox
+from service.engine.protocol import Answer, Call, EngineStartError, Message, Usage
+from service.errors import ApiError, engine_dead, internal, invalid_request
 from service.metrics import DeltaLogMetrics, LatencyMetrics
 
 logger = logging.getLogger("ray.serve")
@@ -76,60 +80,100 @@ class VllmEngine:
         shared: dict[str, Any] = {"online_renderer": renderer, "request_logger": None}
         chat = OpenAIServingChat(self._llm, models, response_role="assistant", **shared, **templates)
         completion = OpenAIServingCompletion(self._llm, models, **shared)
-        self._endpoints = {
-            "chat": (ChatCompletionRequest, chat.create_chat_completion),
-            "completion": (CompletionRequest, completion.create_completion),
+        tokenization = ServingTokenization(models, renderer, **templates)
+        self._endpoints: dict[str, tuple[TypeAdapter[Any], Any]] = {
+            "chat": (TypeAdapter(ChatCompletionRequest), chat.create_chat_completion),
+            "completion": (TypeAdapter(CompletionRequest), completion.create_completion),
+            "tokenize": (TypeAdapter(TokenizeRequest), tokenization.create_tokenize),
+            "detokenize": (TypeAdapter(DetokenizeRequest), tokenization.create_detokenize),
         }
 
     async def start(self) -> None:
         body = {"model": self._pool.model_id, "prompt": "Ready?", "max_tokens": 1}
-        async for message in self.answer("completion", body):
+        async for message in self.answer(Call("completion", body, "ready")):
             if isinstance(message, Answer) and message.status != 200:
                 raise EngineStartError(f"the model did not generate its first token: {message.body}")
         # The token that proves the engine ready is nobody's request.
         self._logger.metrics = LatencyMetrics(self._pool)
         self._deltalog = None if self._pool.merge_interval is None else DeltaLogMetrics(self._pool)
 
-    async def answer(self, endpoint: Endpoint, body: dict[str, Any]) -> AsyncGenerator[Message, None]:
+    async def answer(self, call: Call) -> AsyncGenerator[Message, None]:
+        # vLLM takes the id of its own requests from here and leaves what they used here.
+        http = Request({"type": "http", "headers": [(b"x-request-id", call.request_id.encode())]})
         try:
-            result = await self._create(endpoint, body)
+            result = await self._create(call, http)
         except ApiError as error:
             yield Answer.of(error)
             return
         if isinstance(result, BaseModel):
             yield Answer(200, result.model_dump_json())
+            yield _usage(http)
             return
-        started = False
-        async with aclosing(result) as events:
-            async for event in events:
-                if event.startswith(_STREAM_ERROR):
-                    # vLLM would close the stream as if it were complete.
-                    yield Answer.of(self._api_error(json.loads(event.removeprefix("data: "))["error"]))
-                    return
-                if not started:
+        outbox, started = Outbox(self._pool), False
+        filling = asyncio.create_task(self._fill(outbox, result, http))
+        try:
+            async for message in outbox.texts():
+                if isinstance(message, str) and not started:
                     started = True
                     yield Answer(200, None)
-                yield event
+                yield message
+        finally:
+            filling.cancel()
+            with suppress(asyncio.CancelledError):
+                await filling
 
     async def check_health(self) -> None:
-        await self._llm.check_health()
+        await self._ask_workers("check_health")
 
     async def publish(self) -> None:
         assert self._logger.metrics is not None
         self._logger.metrics.running_requests.set(self._llm.get_num_unfinished_requests())
         if self._deltalog is not None:
-            self._deltalog.update(await self._llm.collective_rpc("deltalog_counters"))
+            self._deltalog.update(await self._ask_workers("deltalog_counters"))
 
     def shutdown(self) -> None:
         self._llm.shutdown()
 
-    async def _create(self, endpoint: Endpoint, body: dict[str, Any]) -> Any:
-        """vLLM's response, or its stream of SSE events. Raises ApiError."""
-        request_type, create = self._endpoints[endpoint]
+    async def _ask_workers(self, method: str) -> Any:
+        """What the workers answer, through the engine's loop. Raises when the engine dies meanwhile:
+        vLLM itself would wait for ever for the answer of an engine that died."""
+        asking = asyncio.ensure_future(self._llm.collective_rpc(method))
         try:
-            result = await create(request_type.model_validate(body))
+            while not asking.done():
+                await self._llm.check_health()
+                await asyncio.wait([asking], timeout=0.2)
+            return asking.result()
+        finally:
+            asking.cancel()
+
+    async def _fill(self, outbox: Outbox, events: AsyncGenerator[str, None], http: Request) -> None:
+        """Put vLLM's stream into the outbox."""
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    if event.startswith(_STREAM_ERROR):
+                        # vLLM would close the stream as if it were complete.
+                        error = json.loads(event.removeprefix("data: "))["error"]
+                        outbox.close(Answer.of(self._api_error(error)))
+                        return
+                    outbox.put(event)
+            outbox.close(_usage(http))
+        except Exception as error:
+            outbox.close(error)
+
+    async def _create(self, call: Call, http: Request) -> Any:
+        """vLLM's response, or its stream of SSE events. Raises ApiError."""
+        request_type, create = self._endpoints[call.endpoint]
+        try:
+            request = request_type.validate_python(call.body)
         except ValidationError as error:
-            raise _invalid_request(error) from None
+            raise invalid_request(error) from None
+        except Exception as error:
+            # vLLM's own checks of a body refuse it in their way, or trip over types that they do not expect.
+            refusal = create_error_response(error).error.model_dump()
+            raise ApiError(400, refusal["message"], param=refusal["param"]) from None
+        try:
+            result = await create(request, http)
         except Exception as error:
             refusal = create_error_response(error).error.model_dump()
             if refusal["code"] >= 500:
@@ -141,11 +185,9 @@ class VllmEngine:
 
     def _api_error(self, error: dict[str, Any]) -> ApiError:
         if self._llm.errored:
-            return ApiError(
-                503,
-                "expected a running engine; it died on an earlier request; send the request again",
-                code="engine_dead",
-            )
+            return engine_dead()
+        if error["code"] >= 500:
+            return internal()
         return ApiError(error["code"], error["message"], param=error["param"])
 
 
@@ -172,6 +214,13 @@ class _LatencyLogger(StatLoggerBase):
             self.metrics.generated_tokens.inc(iteration_stats.num_generation_tokens)
 
 
+def _usage(http: Request) -> Usage:
+    """What vLLM says that a request used; a request for tokens of a text uses none."""
+    metadata = getattr(http.state, "request_metadata", None)
+    usage = metadata and metadata.final_usage_info
+    return Usage(usage.prompt_tokens, usage.completion_tokens or 0) if usage else Usage(0, 0)
+
+
 def _start_failure(error: Exception) -> str:
     """The reason in a person's words, out of what vLLM wraps it in."""
     if isinstance(error, ConfigError):
@@ -183,12 +232,3 @@ def _start_failure(error: Exception) -> str:
     logged = output.read_text(errors="replace") if output.is_file() else ""
     reasons = re.findall(r"^\(EngineCore.*\] (\w+(?:Error|Exception): .*)", logged, re.MULTILINE)
     return reasons[0] if reasons else f"{type(error).__name__}: {error}"
-
-
-def _invalid_request(error: ValidationError) -> ApiError:
-    """The first fault of a request body; a union reports one per branch, and the first says enough."""
-    fault = error.errors(include_url=False)[0]
-    param = str(fault["loc"][0]) if fault["loc"] else None
-    expected = fault["msg"].replace("Input should be", "expected")
-    came = reprlib.repr(fault["input"])
-    return ApiError(400, f"{param or 'body'}: {expected}; got {came}; correct it and send again", param=param)

@@ -8,22 +8,14 @@ import pytest
 # The tests share helpers; importlib mode puts no folder of tests on the path.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from running_service import RunningService, configuration, descendants, start, until
+from running_service import RunningService, configuration, running
 
 
 @pytest.fixture(scope="session")
 def service(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """The one service that the tests share, with DeltaLog on at M = 8; it must stop without a trace."""
-    folder = tmp_path_factory.mktemp("service")
-    config = configuration(demo_model)
-    running = RunningService(config, folder, start(config, folder))
-    try:
-        running.wait_ready()
-        yield running
-    finally:
-        code = running.stop()
-    assert code == 0, running.output()
-    until(lambda: not descendants(folder), 30, "Ray and vLLM to be gone")
+    with running(configuration(demo_model), tmp_path_factory.mktemp("service")) as service:
+        yield service
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from service.scrape import Scrape
 ROOT = Path(__file__).parents[2]
 MARK = "DELTALOG_TEST_SERVICE"
 MAX_CONCURRENT_REQUESTS = 20
+STALL_TIMEOUT_S = 15.0
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 60
 
@@ -62,6 +63,7 @@ def configuration(model: Path, **pool: Any) -> dict[str, Any]:
         "model": str(model),
         "served_model_name": "demo",
         "max_concurrent_requests": MAX_CONCURRENT_REQUESTS,
+        "stall_timeout_s": STALL_TIMEOUT_S,
         "merge_interval": 8,
     }
     return {
@@ -69,6 +71,26 @@ def configuration(model: Path, **pool: Any) -> dict[str, Any]:
         "metrics_port": metrics_port,
         "pools": [defaults | {"engine_args": engine_args | pool.pop("engine_args", {})} | pool],
     }
+
+
+def simulated(step_ms: float, **settings: Any) -> dict[str, Any]:
+    """A configuration on free ports whose engines are simulated: two replicas, steps of a fixed time and a
+    millisecond more for each prompt token. `pool` changes its pool, the rest the service."""
+    port, metrics_port = free_ports(2)
+    pool = {
+        "name": "test",
+        "model": "simulated",
+        "served_model_name": "demo",
+        "replicas": 2,
+        "max_concurrent_requests": 32,
+        "sim": {"fixed_ms": step_ms, "per_row_ms": 0, "per_prefill_token_ms": 1, "max_rows": 1000},
+    }
+    return {
+        "port": port,
+        "metrics_port": metrics_port,
+        "drain_timeout_s": 60,
+        "pools": [pool | settings.pop("pool", {})],
+    } | settings
 
 
 def start(config: dict[str, Any], folder: Path) -> "subprocess.Popen[str]":
@@ -96,6 +118,19 @@ def descendants(folder: Path) -> dict[int, str]:
         except (OSError, UnicodeDecodeError):
             continue  # It ended while it was looked at, or is not ours to read.
     return found
+
+
+@contextmanager
+def running(config: dict[str, Any], folder: Path) -> Iterator["RunningService"]:
+    """A service of its own; it must stop without a trace."""
+    service = RunningService(config, folder, start(config, folder))
+    try:
+        service.wait_ready()
+        yield service
+    finally:
+        code = service.stop()
+    assert code == 0, service.output()
+    until(lambda: not descendants(folder), 30, "everything to be gone")
 
 
 @dataclass
@@ -131,6 +166,15 @@ class RunningService:
 
         until(ready, START_TIMEOUT_S, "the service to be ready")
 
+    def processes(self, of: str) -> list[int]:
+        """Process ids whose command line has `of` in it, of this service."""
+        return sorted(pid for pid, name in descendants(self.folder).items() if of in name)
+
+    def logs(self) -> str:
+        """What the service's own processes have logged."""
+        folder = Path(self.output().partition("log to ")[2].split("\n")[0].rstrip("."))
+        return "".join(path.read_text() for path in sorted((folder / "serve").glob("replica_*")))
+
     def output(self) -> str:
         return (self.folder / "output.txt").read_text()
 
@@ -165,8 +209,8 @@ class RunningService:
     def stop(self) -> int:
         """End it as an impatient user does: what comes once it stops must not disturb it. Its exit code."""
         self.process.send_signal(signal.SIGTERM)
-        if self.process.poll() is None:
-            until(lambda: "Stopping." in self.output(), 10, "it to begin to stop", period_s=0.05)
+        if self.process.poll() is None and "Stopping" not in self.output():
+            until(lambda: "Stopping" in self.output(), 10, "it to begin to stop", period_s=0.05)
             self.process.send_signal(signal.SIGINT)
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(STOP_TIMEOUT_S)

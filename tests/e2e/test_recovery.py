@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -41,12 +42,50 @@ def test_an_engine_that_dies_is_replaced(service: RunningService) -> None:
     refused = service.post("completions", {"prompt": "x"})
     assert refused.status_code == 503
     assert int(refused.headers["retry-after"]) > 0
-    assert httpx.get(f"{service.url}/health/ready", timeout=30).status_code == 503
+    ready = f"{service.url}/health/ready"
+    until(lambda: httpx.get(ready, timeout=30).status_code == 503, 5, "the loss to be known", period_s=0.05)
     assert httpx.get(f"{service.url}/health").status_code == 200
     # The refusal is counted last.
     until(lambda: counted("rejected"), 10, "the refusal to be counted")
     assert (counted("error"), counted("rejected")) == (2, 1), "a request that was accepted is not rejected"
 
+    service.wait_ready()
+    answer = service.post("completions", {"prompt": "x", "max_tokens": 3, "ignore_eos": True})
+    assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+def stop_engine(service: RunningService) -> int:
+    """The engine's process stands still, with all that it holds."""
+    (engine,) = service.processes("EngineCore")
+    os.kill(engine, signal.SIGSTOP)
+    return engine
+
+
+def test_an_engine_that_stalls_for_5_seconds_loses_nothing(service: RunningService) -> None:
+    body: dict[str, Any] = {"model": "demo", "prompt": "x", "max_tokens": 300, "ignore_eos": True}
+    started_at_s = time.monotonic()
+    with ThreadPoolExecutor() as threads:
+        asked = [threads.submit(service.post, "completions", body) for _ in range(4)]
+        until(lambda: service.scrape().total(RUNNING_REQUESTS) == 4, 20, "the requests to run")
+        engine = stop_engine(service)
+        asked.append(threads.submit(service.post, "completions", body))
+        time.sleep(5)
+        os.kill(engine, signal.SIGCONT)
+        answers = [one.result().json()["usage"]["completion_tokens"] for one in asked]
+    assert answers == [300] * 5
+    assert time.monotonic() - started_at_s > 5
+    assert service.processes("EngineCore") == [engine]
+
+
+def test_an_engine_that_stalls_for_longer_is_replaced(service: RunningService) -> None:
+    body = {"model": "demo", "prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{service.url}/v1/completions", json=body, timeout=60) as stream:
+        events = (line.removeprefix("data: ") for line in stream.iter_lines() if line)
+        next(events)
+        stalled = stop_engine(service)
+        *_, last = events
+    assert json.loads(last)["error"]["code"] == "replica_lost"
+    until(lambda: stalled not in service.processes("EngineCore"), 30, "the stalled engine to be gone")
     service.wait_ready()
     answer = service.post("completions", {"prompt": "x", "max_tokens": 3, "ignore_eos": True})
     assert answer.json()["usage"]["completion_tokens"] == 3

@@ -94,7 +94,10 @@ def test_a_port_in_use(
     [("nowhere.invalid", "not known"), ("203.0.113.1", "Cannot assign requested address")],
 )
 def test_a_host_that_is_not_here(demo_model: Path, tmp_path: Path, host: str, reason: str) -> None:
-    said = refusal(run("serve", configuration(demo_model) | {"host": host}, tmp_path))
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(f"keys: [{{name: anna, sha256: {'0' * 64}}}]\n")
+    config = configuration(demo_model) | {"host": host, "keys_file": str(keys)}
+    said = refusal(run("serve", config, tmp_path))
     assert said.startswith(f"port: expected to listen on {host}, port ")
     assert reason in said
     assert "correct `host`" in said

@@ -6,26 +6,34 @@ import sys
 
 import pytest
 
-from service.app import PROBES, build_app
+from service.app import build_app
 from service.config import ConfigError
 
 
 def test_a_configuration_sets_the_options_of_its_deployments() -> None:
-    pool = {"name": "p", "model": "m", "cpus_per_replica": 3, "max_concurrent_requests": 5}
-    ingress = build_app({"pools": [pool]})._bound_deployment
+    pool = {"name": "p", "model": "m", "cpus_per_replica": 3, "replicas": 2}
+    args = {"pools": [pool], "keys_file": "keys.yaml", "ingress_replicas": 4, "drain_timeout_s": 7}
+    ingress = build_app(args)._bound_deployment
     (replica,) = (application._bound_deployment for application in ingress.init_args[1])
     assert (ingress.name, replica.name) == ("ingress", "p")
     assert ingress.ray_actor_options["num_cpus"] == 0
-    assert ingress.max_ongoing_requests > 1000, "Pool refuses; Serve must not queue before it can"
+    assert ingress.num_replicas == 4
+    for deployment in (ingress, replica):
+        assert deployment.max_ongoing_requests > 1000, "Pool refuses; Serve must not queue before it can"
+        assert deployment._deployment_config.graceful_shutdown_timeout_s == 7
     assert replica.ray_actor_options["num_cpus"] == 3
-    assert replica.max_ongoing_requests == 5 + PROBES
-    assert replica.num_replicas == 1
+    assert replica.num_replicas == 2
     assert replica._deployment_config.max_constructor_retry_count == 1
 
 
 def test_a_wrong_configuration_does_not() -> None:
     with pytest.raises(ConfigError, match=r"args: pools\[0\]\.merge_interval"):
         build_app({"pools": [{"name": "p", "model": "m", "merge_interval": 0}]})
+
+
+def test_a_cluster_needs_keys() -> None:
+    with pytest.raises(ConfigError, match="keys_file: expected API keys"):
+        build_app({"pools": [{"name": "p", "model": "m"}]})
 
 
 def test_only_replicas_import_vllm_and_nobody_reports_usage() -> None:

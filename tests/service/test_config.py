@@ -8,6 +8,7 @@ import pytest
 from service.config import ConfigError, ServiceConfig, load_config, parse_config
 
 POOL = {"name": "p", "model": "some/model"}
+SIM = {"fixed_ms": 1, "per_row_ms": 0.1, "per_prefill_token_ms": 0}
 SHIPPED = sorted((Path(__file__).parents[2] / "deploy" / "serve").glob("*.yaml"))
 
 
@@ -49,7 +50,7 @@ def test_merge_interval_refuses(value: object) -> None:
         ({"pools": []}, "pools", "expected exactly one pool in this version; got 0"),
         ({"pools": [POOL, POOL]}, "pools", "expected exactly one pool in this version; got 2"),
         ({"pools": "p"}, "pools", "expected a list with one pool; got str"),
-        ({"pools": [POOL], "prot": 1}, "prot", "expected one of host, port, metrics_port, pools"),
+        ({"pools": [POOL], "prot": 1}, "prot", "expected one of host, port, metrics_port"),
         ({"pools": [POOL], "port": 0}, "port", "greater than or equal to 1; got 0"),
         ({"pools": [POOL], "port": "8000"}, "port", "valid integer; got '8000'"),
         (pool_with(replica=2), "pools[0].replica", "expected one of name, model"),
@@ -63,6 +64,15 @@ def test_merge_interval_refuses(value: object) -> None:
         ({"pools": [POOL], "metrics_port": 8000}, "(top level)", "expected two ports; got 8000 twice"),
         (["pools"], "(top level)", "got ['pools']"),
         (None, "(top level)", "got None"),
+        (
+            {"pools": [POOL], "host": "0.0.0.0"},
+            "(top level)",
+            "keys_file: expected API keys, because 0.0.0.0",
+        ),
+        ({"pools": [POOL], "host": "192.0.2.1"}, "(top level)", "got none; set it, or listen on 127.0.0.1"),
+        (pool_with(sim={"fixed_ms": 1}), "pools[0].sim.per_row_ms", "expected a value; got nothing"),
+        (pool_with(sim=SIM | {"rows": 1}), "pools[0].sim.rows", "expected one of fixed_ms, per_row_ms"),
+        (pool_with(sim=SIM, merge_interval=8), "pools[0]", "expected neither engine_args nor merge_interval"),
     ],
     ids=str,
 )
@@ -91,6 +101,11 @@ def test_an_unreadable_file_is_named(tmp_path: Path, text: bytes | None) -> None
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_shipped_configurations_are_valid(path: Path) -> None:
     assert load_config(path).pools
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
+def test_this_machine_needs_no_keys(host: str) -> None:
+    assert parse_config({"pools": [POOL], "host": host}, "test").is_local
 
 
 def test_a_configuration_cannot_be_changed() -> None:

@@ -1,5 +1,6 @@
 """Request bodies in, server-sent events out."""
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -8,10 +9,12 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from service.api.http import MAX_BODY_BYTES, events, parse_body, read_body, respond
+from service.api import http
+from service.api.http import MAX_BODY_BYTES, MAX_DEPTH, MAX_SEQUENCES, events, parse_body, read_body, respond
 from service.api.ingress import report
-from service.engine.protocol import Answer, Message
+from service.engine.protocol import Answer, Message, Usage
 from service.errors import ApiError
+from service.keys import Lease
 
 
 def test_a_body_is_passed_on_as_it_came() -> None:
@@ -24,7 +27,14 @@ def test_a_body_is_passed_on_as_it_came() -> None:
     [
         (b"", 400, "got an empty body"),
         (b"{", 400, "line 1 column 2"),
-        (b"\xff\xfe", 400, "expected a JSON object"),
+        (b"\xff\xfe", 400, "can't decode byte 0xff"),
+        (b'{"model": "\\ud800"}', 400, "surrogates not allowed"),
+        (b'{"model": "m", "n": 129}', 400, "at most 128 sequences"),
+        (b'{"model": "m", "n": 1e300}', 400, "at most 128 sequences"),
+        (b'{"model": "m", "n": 2, "prompt": [' + b'"x",' * 64 + b'"x"]}', 400, "2 for each of 65 prompts"),
+        (b'{"model": "m", "prompt": [' + b'"x",' * 128 + b'"x"]}', 400, "at most 128 prompts"),
+        (b'{"model": "m", "x": ' + b"[" * 65 + b"]" * 65 + b"}", 400, "more than 64 levels"),
+        (b'{"model": "m", "x": [' + b"[]," * 500_000 + b"[]]}", 400, "lists and objects"),
         (b"[" * 100_000, 400, "expected a JSON object"),
         (b"[]", 400, "got list"),
         (b'{"model": "m", "temperature": NaN}', 400, "the number NaN"),
@@ -86,13 +96,13 @@ async def stream(*messages: Message) -> AsyncGenerator[Message, None]:
 @pytest.mark.asyncio
 async def test_events_pass_through() -> None:
     sent = ["data: {}\n\n", "data: [DONE]\n\n"]
-    assert [text async for text in events(stream(*sent))] == sent
+    assert [text async for text in events(stream(*sent), Lease())] == sent
 
 
 @pytest.mark.asyncio
 async def test_a_stream_that_fails_ends_with_an_error_event() -> None:
     failure = Answer.of(ApiError(503, "gone", code="replica_lost"))
-    *_, last = [text async for text in events(stream("data: {}\n\n", failure))]
+    *_, last = [text async for text in events(stream("data: {}\n\n", failure), Lease())]
     assert last.startswith("data: ")
     assert last.endswith("\n\n")
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "replica_lost"
@@ -109,10 +119,40 @@ async def test_leaving_the_events_closes_what_makes_them() -> None:
         finally:
             closed.append(True)
 
-    reader = events(endless())
+    reader = events(endless(), Lease())
     await anext(reader)
     await reader.aclose()
     assert closed == [True]
+
+
+@pytest.mark.asyncio
+async def test_a_stream_charges_what_it_took() -> None:
+    """Events while it runs, for a client that leaves; the usage once it is known."""
+    lease = Lease()
+    messages = ["data: 1\n\n", "data: 2\n\ndata: 3\n\n", "data: [DONE]\n\n", Usage(10, 3)]
+    assert [lease.tokens async for _ in events(stream(*messages), lease)] == [1, 3, 4]
+    assert lease.tokens == 13
+
+
+@pytest.mark.asyncio
+async def test_a_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "BODY_TIMEOUT_S", 0.05)
+
+    async def silent() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    with pytest.raises(ApiError, match="expected the whole body within") as refusal:
+        await read_body(Request({"type": "http", "headers": []}, silent))
+    assert refusal.value.status == 408
+
+
+def test_what_is_within_the_limits_is_taken() -> None:
+    nested = "[" * MAX_DEPTH + "]" * MAX_DEPTH
+    tokens = list(range(MAX_SEQUENCES * 2))
+    raw = json.dumps({"model": "m", "n": MAX_SEQUENCES, "prompt": tokens}).encode()
+    assert parse_body(raw)["prompt"] == tokens
+    assert parse_body(f'{{"model": "m", "x": {nested}}}'.encode())["model"] == "m"
 
 
 def test_a_refusal_carries_its_headers() -> None:

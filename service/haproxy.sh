@@ -1,0 +1,26 @@
+#!/bin/sh
+# Ray runs this in place of HAProxy. It corrects the configuration that Ray has just written, then becomes HAProxy:
+#   - the API alone listens beyond loopback, on the service's own host: Ray's replicas stay on 127.0.0.1;
+#   - HAProxy's metrics and statistics pages, which Ray puts on every interface, are left out;
+#   - its control socket is for this user alone;
+#   - no ingress means 503 at once: Serve's own proxy, which Ray keeps in reserve, would wait or say 404;
+#   - splicing is off: with it, one in twenty clients that leave while they wait for an answer is not noticed;
+#   - what HAProxy answers by itself has the shape of the API.
+set -eu
+previous=
+for argument; do
+    if [ "$previous" = -f ]; then
+        sed -i \
+            -e "/^frontend http_frontend/,/^ *bind /s|^ *bind .*|    bind $DELTALOG_BIND|" \
+            -e '/^frontend prometheus/,/no log/d' \
+            -e '/^listen stats/,$d' \
+            -e 's/mode 666 level admin/mode 600 level admin/' \
+            -e '/^ *server .* backup$/d' \
+            -e '/^ *option splice-/d' \
+            -e "s|^ *errorfile \(50[234]\) .*|    errorfile \1 $DELTALOG_UNAVAILABLE|" \
+            -e '/^backend default_backend/,/return/s|http-request return .*|http-request deny deny_status 503|' \
+            "$argument"
+    fi
+    previous=$argument
+done
+exec "$DELTALOG_HAPROXY" "$@"
