@@ -68,17 +68,29 @@ def portable_config(layout: LogLayout, batch: int, multiprocessors: int) -> Laun
 def bulk_config(layout: LogLayout, batch: int, multiprocessors: int) -> LaunchConfig:
     """The same for the kernels in hopper/.
 
-    Where every channel of a key has its own decay, a whole head pays for working that out once. A second
-    warp shares the work on the log where that is what a tile waits for.
+    Programs of two tiles balance rows that append and rows that merge; four cost less where there are many
+    programs all the same. Where every channel of a key has its own decay, that is worked out once for a whole
+    head if heads are many, and for two tiles at least. A second warp shares the work on the log where that
+    is what a tile waits for.
     """
     if _override is not None:
         return _override
     wide = layout.state_dtype.itemsize == 4
     per_channel = layout.family.decay_per_channel
     long = per_channel and layout.family.delta_rule
-    rows = 8 if layout.key_dim > 128 or (long and wide) else 16
-    tiles = _tiles(layout, rows, (128 if long else 64) // rows, batch, 6 * multiprocessors)
-    warps = 2 if wide and (tiles == 1 or not per_channel) else 1
+    few, many = 6 * multiprocessors, 16 * multiprocessors
+    heads = batch * layout.value_heads
+    if long and heads >= many:
+        rows = 8 if wide or layout.key_dim > 128 else 16
+        tiles = min(128, layout.value_dim) // rows
+    else:
+        rows = 8 if layout.key_dim > 128 else 16
+        tiles = max(
+            _tiles(layout, rows, 64 // rows, batch, many),
+            _tiles(layout, rows, 2, batch, 0 if long else few),
+        )
+    programs = heads * layout.value_dim // (rows * tiles)
+    warps = 2 if programs < few or (wide and not per_channel) else 1
     return LaunchConfig(rows, tiles, stages=min(tiles, 32 // rows), warps=warps)
 
 

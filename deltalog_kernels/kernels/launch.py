@@ -166,6 +166,7 @@ def _plan(memory: SlotMemory, slot_ids: Tensor, positions: Tensor) -> _Plan:
             # Eight lanes share the entries of a row.
             "ENTRIES": triton.next_power_of_2(max(8, layout.capacity)),
             "STAGES": config.stages or config.tiles,
+            "launch_pdl": True,
         }
     else:
         config = tuning.portable_config(layout, batch, processors)

@@ -8,6 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language import sigmoid as triton_sigmoid
+from triton.language.extra.cuda import gdc_wait
 
 from deltalog_kernels.kernels import delta_rule
 from deltalog_kernels.kernels.hopper.replay import (
@@ -26,10 +27,12 @@ from deltalog_kernels.kernels.hopper.replay import (
 from deltalog_kernels.kernels.hopper.tiles import (
     channel_offsets,
     channel_sum,
+    channels,
     column,
     fetch_after_read,
     fetch_after_write,
     fetch_first,
+    once,
     read_tile,
     store_zeros,
     write_tile,
@@ -129,13 +132,15 @@ def delta_rule_kernel(
     h = hv // HEADS_RATIO
     first_row = split * (ROWS * TILES)
     rows = gl.arange(0, ROWS, layout=column(J, num_warps))
+    # With launch_pdl the kernel before this one may still run, and write what we read.
+    gdc_wait()
     slot = gl.load(slot_ids_ptr + row)
     # What does not depend on the slot is on its way meanwhile.
-    channel = channel_offsets(K, J, num_warps)
+    channel = channel_offsets(K, J, channels(J, num_warps))
     raw_key = gl.load(k_ptr + row * k_stride + h * K + channel).to(gl.float32)
     raw_query = gl.load(q_ptr + row * q_stride + h * K + channel).to(gl.float32)
     beta = gl.load(beta_ptr + row * beta_stride + hv).to(gl.float32)
-    gate_channel = 0 if GATES == 1 else channel
+    gate_channel = 0 if GATES == 1 else channel_offsets(K, J, once(num_warps))
     decay_ln = gl.load(gate_ptr + row * gate_stride + hv * GATES + gate_channel).to(gl.float32)
     out_ptr += row * out_stride + hv * V + first_row
     if slot <= NULL_SLOT:
@@ -160,9 +165,10 @@ def delta_rule_kernel(
         decay_ln = lower_bound * sigmoid(rate * gate) if BOUNDED else -rate * softplus(gate)
         beta = sigmoid(beta)
     decay_ln = gl.maximum(decay_ln, DECAY_LN_MIN)
+    own_decay_ln = decay_ln if GATES == 1 else gl.convert_layout(decay_ln, channels(J, num_warps))
 
     keys, weights, total = replay_prep(
-        log_keys_ptr, log_decays_ptr, decay_ln, live, channel, K, J, M, GATES, ENTRIES, num_warps
+        log_keys_ptr, log_decays_ptr, own_decay_ln, live, channel, K, J, M, GATES, ENTRIES, num_warps
     )
     key_coefficients = coefficients(keys, weights * inverse_norm, raw_key, num_warps)
     query_coefficients = coefficients(keys, weights * query_scale, raw_query, num_warps)

@@ -7,6 +7,7 @@ ages them once more.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.language.extra.cuda import gdc_wait
 
 from deltalog_kernels.kernels.hopper.replay import (
     add_log,
@@ -24,6 +25,7 @@ from deltalog_kernels.kernels.hopper.replay import (
 from deltalog_kernels.kernels.hopper.tiles import (
     channel_offsets,
     channel_sum,
+    channels,
     column,
     fetch_after_read,
     fetch_after_write,
@@ -111,9 +113,11 @@ def rwkv6_kernel(
     row = (program // (SPLITS * H)).to(gl.int64)
     first_row = split * (ROWS * TILES)
     rows = gl.arange(0, ROWS, layout=column(J, num_warps))
+    # With launch_pdl the kernel before this one may still run, and write what we read.
+    gdc_wait()
     slot = gl.load(slot_ids_ptr + row)
     # What does not depend on the slot is on its way meanwhile.
-    channel = channel_offsets(K, J, num_warps)
+    channel = channel_offsets(K, J, channels(J, num_warps))
     key = gl.load(k_ptr + row * k_stride + h * K + channel).to(gl.float32)
     receptance = gl.load(r_ptr + row * r_stride + h * K + channel).to(gl.float32) * scale
     bonus = gl.load(bonus_ptr + h * K + channel).to(gl.float32)

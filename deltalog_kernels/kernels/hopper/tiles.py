@@ -23,6 +23,12 @@ def channels(line, num_warps):
 
 
 @gluon.constexpr_function
+def once(num_warps):
+    """Layout of [C, J] that shares a vector over K out among the threads: for what is costly to work out."""
+    return gl.BlockedLayout([1, 1], [1, 32], [num_warps, 1], [1, 0])
+
+
+@gluon.constexpr_function
 def column(line, num_warps):
     """Layout of [rows or entries]."""
     return gl.SliceLayout(1, gl.SliceLayout(2, cube(line, num_warps)))
@@ -41,10 +47,10 @@ def lines(count, line, num_warps):
 
 
 @gluon.jit
-def channel_offsets(K: gl.constexpr, J: gl.constexpr, num_warps: gl.constexpr):
+def channel_offsets(K: gl.constexpr, J: gl.constexpr, layout: gl.constexpr):
     """0 ... K-1 as [C, J]."""
-    line = gl.arange(0, K // J, layout=gl.SliceLayout(1, channels(J, num_warps)))
-    within = gl.arange(0, J, layout=gl.SliceLayout(0, channels(J, num_warps)))
+    line = gl.arange(0, K // J, layout=gl.SliceLayout(1, layout))
+    within = gl.arange(0, J, layout=gl.SliceLayout(0, layout))
     return line[:, None] * J + within[None, :]
 
 
