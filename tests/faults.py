@@ -41,8 +41,8 @@ FAULTS = [
     Fault(
         "fold before a chunk skipped in the layer",
         "deltalog_kernels/vllm_plugin/layers.py",
-        "starts, ends = metadata.starts[decodes:], metadata.ends[decodes:]",
-        "starts, ends = metadata.starts[decodes:] * 0, metadata.ends[decodes:]",
+        "starts, ends = metadata.starts[first:], metadata.ends[first:]",
+        "starts, ends = metadata.starts[first:] * 0, metadata.ends[first:]",
         f"{LIFE}::test_a_live_log_is_folded_before_a_chunk",
     ),
     Fault(
@@ -75,8 +75,8 @@ FAULTS = [
     Fault(
         "stale positions",
         "deltalog_kernels/vllm_plugin/metadata.py",
-        "starts = ends - common_attn_metadata.query_start_loc[: rows + 1].diff()",
-        "starts = ends - common_attn_metadata.query_start_loc[: rows + 1].diff() - 1",
+        "starts = ends - common.query_start_loc[: rows + 1].diff()",
+        "starts = ends - common.query_start_loc[: rows + 1].diff() - 1",
         f"{LIFE}::test_deferred_equals_stock",
     ),
     Fault(
@@ -131,8 +131,8 @@ FAULTS = [
     Fault(
         "merges counted one step late",
         "deltalog_kernels/vllm_plugin/stats.py",
-        "self._logs_by_live_length(starts[decode])",
-        "self._logs_by_live_length(starts[decode] - 1)",
+        "self._logs_by_live_length(step.starts[: step.decodes])",
+        "self._logs_by_live_length(step.starts[: step.decodes] - 1)",
         "tests/plugin/test_counters.py::test_counters_equal_a_count_by_hand",
     ),
     Fault(

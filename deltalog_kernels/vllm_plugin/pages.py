@@ -10,34 +10,48 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.mamba.mamba_utils import MambaStateDtypeCalculator
 from vllm.model_executor.models.utils import extract_layer_index
 
-from deltalog_kernels import GDN, LogLayout
+from deltalog_kernels import GDN, KDA, LogLayout
 from deltalog_kernels.traffic import best_merge_interval
 from deltalog_kernels.vllm_plugin.config import DeltaLogConfig
 
 
-def gdn_layout(vllm_config: VllmConfig) -> LogLayout | None:
-    """Layout of this rank's gated-delta-net layers, or None when DeltaLog is off."""
+def recurrent_layout(vllm_config: VllmConfig) -> LogLayout | None:
+    """Layout of this rank's recurrent layers, or None when DeltaLog is off."""
     config = DeltaLogConfig.from_vllm(vllm_config)
     if config is None:
         return None
-    hf_config = vllm_config.model_config.hf_text_config
-    ranks = vllm_config.parallel_config.tensor_parallel_size
-    cache = vllm_config.cache_config
-    _, state_dtype = MambaStateDtypeCalculator.gated_delta_net_state_dtype(
-        vllm_config.model_config.dtype, cache.mamba_cache_dtype, cache.mamba_ssm_cache_dtype
-    )
-    layout = LogLayout(
-        GDN,
-        key_heads=hf_config.linear_num_key_heads // ranks,
-        value_heads=hf_config.linear_num_value_heads // ranks,
-        key_dim=hf_config.linear_key_head_dim,
-        value_dim=hf_config.linear_value_head_dim,
-        merge_interval=1,
-        state_dtype=state_dtype,
-        key_dtype=vllm_config.model_config.dtype,
-    )
+    kimi = getattr(vllm_config.model_config.hf_text_config, "linear_attn_config", None) is not None
+    layout = _kda(vllm_config) if kimi else _gdn(vllm_config)
     interval = config.merge_interval
     return replace(layout, merge_interval=best_merge_interval(layout) if interval == "auto" else interval)
+
+
+def _gdn(vllm_config: VllmConfig) -> LogLayout:
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    sizes, ranks = model.hf_text_config, vllm_config.parallel_config.tensor_parallel_size
+    _, state_dtype = MambaStateDtypeCalculator.gated_delta_net_state_dtype(
+        model.dtype, cache.mamba_cache_dtype, cache.mamba_ssm_cache_dtype
+    )
+    return LogLayout(
+        GDN,
+        key_heads=sizes.linear_num_key_heads // ranks,
+        value_heads=sizes.linear_num_value_heads // ranks,
+        key_dim=sizes.linear_key_head_dim,
+        value_dim=sizes.linear_value_head_dim,
+        merge_interval=1,
+        state_dtype=state_dtype,
+        key_dtype=model.dtype,
+    )
+
+
+def _kda(vllm_config: VllmConfig) -> LogLayout:
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    sizes, ranks = model.hf_text_config.linear_attn_config, vllm_config.parallel_config.tensor_parallel_size
+    _, state_dtype = MambaStateDtypeCalculator.kda_state_dtype(
+        model.dtype, cache.mamba_cache_dtype, cache.mamba_ssm_cache_dtype
+    )
+    heads, dim = sizes["num_heads"] // ranks, sizes["head_dim"]
+    return LogLayout(KDA, heads, heads, dim, dim, 1, state_dtype=state_dtype, key_dtype=model.dtype)
 
 
 def phase_offset(vllm_config: VllmConfig, layer_name: str) -> int:
@@ -49,8 +63,11 @@ def phase_offset(vllm_config: VllmConfig, layer_name: str) -> int:
     """
     if vllm_config.cache_config.enable_prefix_caching:
         return 0
-    kinds = vllm_config.model_config.hf_text_config.layer_types
-    return kinds[: extract_layer_index(layer_name)].count("linear_attention")
+    sizes, layer = vllm_config.model_config.hf_text_config, extract_layer_index(layer_name)
+    kimi = getattr(sizes, "linear_attn_config", None)
+    if kimi is not None:
+        return sum(number <= layer for number in kimi["kda_layers"])  # counted from 1 there
+    return sizes.layer_types[:layer].count("linear_attention")
 
 
 def log_states(layout: LogLayout) -> tuple[tuple, tuple]:

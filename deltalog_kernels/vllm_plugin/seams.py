@@ -19,7 +19,22 @@ from vllm.platforms import current_platform
 from deltalog_kernels.vllm_plugin.config import SECTION, DeltaLogConfig
 
 SUPPORTED_VLLM = "0.32"
-MODELS = {"Qwen3NextForCausalLM": "deltalog_kernels.vllm_plugin.models:DeltaLogQwen3NextForCausalLM"}
+_PACKAGE = "deltalog_kernels.vllm_plugin"
+MODELS = {"Qwen3NextForCausalLM": f"{_PACKAGE}.models:DeltaLogQwen3NextForCausalLM"}
+"""Our model for each architecture, on any platform."""
+GPU_MODELS = {
+    "KimiLinearForCausalLM": f"{_PACKAGE}.kimi:DeltaLogKimiLinearForCausalLM",
+    **{
+        f"Qwen3_5{kind}": f"{_PACKAGE}.qwen3_5:DeltaLogQwen35{kind}"
+        for kind in (
+            "ForCausalLM",
+            "MoeForCausalLM",
+            "ForConditionalGeneration",
+            "MoeForConditionalGeneration",
+        )
+    },
+}
+"""More of them where the kernels run on a GPU."""
 WORKER_EXTENSION = "deltalog_kernels.vllm_plugin.stats.WorkerStats"
 
 
@@ -30,8 +45,13 @@ def install() -> None:
         stock = MODELS_CONFIG_MAP.get(architecture, VerifyAndUpdateConfig)
         MODELS_CONFIG_MAP[architecture] = _checked(stock)
     if vllm_version.startswith(SUPPORTED_VLLM + "."):
-        for architecture, qualname in MODELS.items():
+        for architecture, qualname in models().items():
             ModelRegistry.register_model(architecture, qualname)
+
+
+def models() -> dict[str, str]:
+    """Our model for each architecture that this platform can serve with a log."""
+    return MODELS if current_platform.is_cpu() else MODELS | GPU_MODELS
 
 
 def describe() -> str:
@@ -59,8 +79,8 @@ def _expectations_of_vllm() -> list[tuple[bool, str]]:
             f"vLLM {SUPPORTED_VLLM}.x, got {vllm_version}; install vllm=={SUPPORTED_VLLM}.0",
         ),
         (
-            current_platform.is_cpu(),
-            f"vLLM's CPU backend in this version, got {current_platform.device_type}; use its CPU build",
+            current_platform.is_cpu() or current_platform.is_cuda(),
+            f"an NVIDIA GPU or vLLM's CPU backend, got {current_platform.device_type}; use one of them",
         ),
     ]
 
@@ -88,12 +108,16 @@ def check(vllm_config: VllmConfig) -> None:
     expectations = [
         *_expectations_of_vllm(),
         (
-            model.architecture in MODELS,
-            f"a model with architecture {', '.join(MODELS)}, got {model.architecture}; serve such a model",
+            model.architecture in models(),
+            f"a model with architecture {', '.join(models())}, got {model.architecture}; serve such a model",
         ),
         (
             model.dtype == torch.bfloat16,
             f"dtype bfloat16 (vLLM's CPU kernels have no other), got {model.dtype}; pass --dtype bfloat16",
+        ),
+        (
+            current_platform.is_cpu() or vllm_config.use_v2_model_runner,
+            "vLLM's V2 model runner on a GPU, got V1; unset VLLM_USE_V2_MODEL_RUNNER",
         ),
         (
             connector is None,
@@ -105,8 +129,9 @@ def check(vllm_config: VllmConfig) -> None:
             "no speculative decoding (a log keeps no rejected drafts); drop --speculative-config",
         ),
         (
-            set(ranks.values()) == {1},
-            f"one rank in this version, got parallel sizes {ranks}; run one engine per rank",
+            {**ranks, "tensor": 1 if current_platform.is_cuda() else ranks["tensor"]}
+            == dict.fromkeys(ranks, 1),
+            f"one rank, or tensor parallelism on GPUs alone, got parallel sizes {ranks}; set the others to 1",
         ),
         (
             parallel.worker_extension_cls in ("", WORKER_EXTENSION),

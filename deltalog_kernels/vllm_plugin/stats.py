@@ -7,15 +7,34 @@ to, merged, folded and filled, and traffic.py says what that moves. The front en
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from deltalog_kernels import NULL_SLOT, LogLayout, traffic
+from deltalog_kernels import LogLayout, traffic
 from deltalog_kernels.layout import live_length, merges
 from deltalog_kernels.traffic import Traffic
 
 KINDS = ("append", "merge", "fold", "fill")
+
+
+@dataclass(frozen=True)
+class Absorbed:
+    """What a step's rows absorb: row i the tokens at positions [starts[i], ends[i]), the first ``decodes``
+    rows one token each as decodes. On the host, without rows of padding."""
+
+    starts: torch.Tensor
+    ends: torch.Tensor
+    decodes: int
+
+    @classmethod
+    def of(cls, ends: torch.Tensor, query_start_loc: torch.Tensor, decodes: int) -> "Absorbed":
+        """From the lengths of all rows [rows] and the starts of their tokens in the batch [rows + 1]; a row
+        of padding has no tokens."""
+        tokens = query_start_loc.diff()
+        real = tokens > 0
+        return cls((ends - tokens)[real], ends[real], int(real[:decodes].sum()))
 
 
 class StepCounters:
@@ -31,24 +50,20 @@ class StepCounters:
         self.traffic = {kind: Traffic() for kind in KINDS}
         self.write_through = Traffic()
 
-    def record(self, slot_ids: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor, decodes: int) -> None:
-        """Count one step: rows absorb positions [start, end), the first ``decodes`` of them as decodes.
-
-        slot_ids, starts, ends [rows]; padding rows (<= NULL_SLOT) do not count.
-        """
-        real = slot_ids > NULL_SLOT
-        decode, prefill = real.clone(), real.clone()
-        decode[decodes:], prefill[:decodes] = False, False
-        for live, logs in self._logs_by_live_length(starts[decode]):
+    def record(self, step: Absorbed) -> None:
+        """Count one step."""
+        for live, logs in self._logs_by_live_length(step.starts[: step.decodes]):
             merging = bool(merges(live, self.layout.merge_interval))
             self.merges += logs * merging
             self.traffic["merge" if merging else "append"] += traffic.step(self.layout, live) * logs
             self.write_through += traffic.write_through(self.layout) * logs
-        self.live_entries = sum(live * logs for live, logs in self._logs_by_live_length(ends[decode]))
-        for live, logs in self._logs_by_live_length(starts[prefill & (starts > 0)]):
+        decoded = self._logs_by_live_length(step.ends[: step.decodes])
+        self.live_entries = sum(live * logs for live, logs in decoded)
+        found = step.starts[step.decodes :]
+        for live, logs in self._logs_by_live_length(found[found > 0]):
             if live:
                 self.traffic["fold"] += traffic.merge(self.layout, live) * logs
-        for live, logs in self._logs_by_live_length(ends[prefill]):
+        for live, logs in self._logs_by_live_length(step.ends[step.decodes :]):
             self.traffic["fill"] += traffic.fill(self.layout, live) * logs
 
     def _logs_by_live_length(self, positions: torch.Tensor) -> list[tuple[int, int]]:

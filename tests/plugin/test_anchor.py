@@ -20,7 +20,7 @@ def texts():
 
 
 def write_through_core(self, metadata, mixed_qkv, b, a, out):
-    """forward_core with the reference in place of log and kernels; the layer must have no log."""
+    """forward_core_cpu with the reference in place of log and kernels; the layer must have no log."""
     assert not self.layout.capacity
     decodes = metadata.num_decodes
     if decodes:
@@ -41,7 +41,7 @@ def write_through_core(self, metadata, mixed_qkv, b, a, out):
 @pytest.fixture(scope="module")
 def reference(demo_model, texts):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers.DeltaLogQwenGDN, "forward_core", write_through_core)
+        patch.setattr(layers.DeltaLogQwenGDN, "forward_core_cpu", write_through_core)
         with engine(demo_model, 1, **CHUNKED) as llm:
             return teacher_forced(llm, texts)
 

@@ -9,7 +9,7 @@ import pytest
 from vllm.engine.arg_utils import EngineArgs
 
 from deltalog_kernels.vllm_plugin.config import DeltaLogConfig, check_merge_interval
-from deltalog_kernels.vllm_plugin.pages import gdn_layout
+from deltalog_kernels.vllm_plugin.pages import recurrent_layout
 
 EIGHT = {"merge_interval": 8}
 
@@ -56,7 +56,7 @@ def test_good_merge_intervals_are_kept(value):
 
 
 def test_auto_is_eight_for_the_demo_model(demo_model):
-    assert gdn_layout(configure(demo_model, {"merge_interval": "auto"})).merge_interval == 8
+    assert recurrent_layout(configure(demo_model, {"merge_interval": "auto"})).merge_interval == 8
     assert DeltaLogConfig().merge_interval == "auto"
 
 
