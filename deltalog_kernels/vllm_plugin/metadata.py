@@ -23,7 +23,7 @@ class DeltaLogGDNMetadata(GDNAttentionMetadata):
     """vLLM's metadata, whose rows are ordered decodes first, and what the log needs beside it.
 
     starts, ends: row i absorbs the tokens at positions [starts[i], ends[i]). In a batch that a FULL CUDA
-        graph decodes, starts is the builder's own buffer, padded like the slot ids, and 0 where they are null.
+        graph decodes, starts is the builder's own buffer, padded like the slot ids, 0 where they are null.
     prefill_only: the prefill rows alone, as vLLM's own layer wants them; None without any.
     absorbed: the same positions on the host, to be counted; None for a batch that nobody asked for.
     """

@@ -25,7 +25,7 @@ def write_through_core(self, metadata, mixed_qkv, b, a, out):
     decodes = metadata.num_decodes
     if decodes:
         slots = metadata.non_spec_state_indices_tensor[:decodes]
-        q, k, v = self.rearrange_mixed_qkv(self._update_conv(mixed_qkv[:decodes], slots))
+        q, k, v = self.rearrange_mixed_qkv(self._update_conv_cpu(mixed_qkv[:decodes], slots))
         decay_ln, beta = gdn_gates(a[:decodes], b[:decodes], self.A_log, self.dt_bias)
         heads, dims = self.layout.value_heads, (self.layout.key_dim, self.layout.value_dim)
         states = self.kv_cache[1].view(-1, heads, *dims).transpose(-1, -2)
@@ -35,7 +35,7 @@ def write_through_core(self, metadata, mixed_qkv, b, a, out):
     if metadata.prefill_only is not None:
         end = decodes + metadata.prefill_only.num_prefill_tokens
         parts = (x[decodes:end] for x in (mixed_qkv, b, a, out))
-        layers.stock._cpu_gdn_attention_nonspec(self, metadata.prefill_only, *parts)
+        layers.cpu_ops._cpu_gdn_attention_nonspec(self, metadata.prefill_only, *parts)
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +55,14 @@ def test_deferred_equals_the_reference(demo_model, texts, reference, poisoned_pa
 
 def test_the_state_matters(demo_model, texts, reference, monkeypatch):
     """A state that is zero at every step moves the mean by ten times what any comparison allows."""
-    step = layers.gdn_step
+    step = layers.gdn_fused_step
 
     def forgetful(*args, memory, slot_ids, **kwargs):
         for pool in (memory.base, memory.log_keys, memory.log_updates, memory.log_decays):
             pool[slot_ids.long()] = 0
         return step(*args, memory=memory, slot_ids=slot_ids, **kwargs)
 
-    monkeypatch.setattr(layers, "gdn_step", forgetful)
+    monkeypatch.setattr(layers, "gdn_fused_step", forgetful)
     with engine(demo_model, 8, **CHUNKED) as llm:
         forgotten = teacher_forced(llm, texts)
     # The first position of each text is prefill's own and remembers.
