@@ -41,9 +41,23 @@ FAULTS = [
     Fault(
         "fold before a chunk skipped in the layer",
         "deltalog_kernels/vllm_plugin/layers.py",
-        "fold_and_fill(self.memory, slot_ids, metadata.starts[decodes:], metadata.ends[decodes:])",
-        "fold_and_fill(self.memory, slot_ids, metadata.starts[decodes:] * 0, metadata.ends[decodes:])",
+        "starts, ends = metadata.starts[decodes:], metadata.ends[decodes:]",
+        "starts, ends = metadata.starts[decodes:] * 0, metadata.ends[decodes:]",
         f"{LIFE}::test_a_live_log_is_folded_before_a_chunk",
+    ),
+    Fault(
+        "layer's phase left out of the fold",
+        "deltalog_kernels/vllm_plugin/layers.py",
+        "starts, ends, phase_offset=self.phase_offset)",
+        "starts, ends, phase_offset=0)",
+        f"{LIFE}::test_a_live_log_is_folded_before_a_chunk",
+    ),
+    Fault(
+        "layers that all merge at once",
+        "deltalog_kernels/vllm_plugin/pages.py",
+        'count("linear_attention")',
+        'count("linear attention")',
+        "tests/plugin/test_counters.py::test_layers_take_turns_to_merge",
     ),
     Fault(
         "current token's decay left out",
@@ -117,8 +131,8 @@ FAULTS = [
     Fault(
         "merges counted one step late",
         "deltalog_kernels/vllm_plugin/stats.py",
-        "self._record_decodes(live_length(starts[decode], interval))",
-        "self._record_decodes(live_length(starts[decode] - 1, interval))",
+        "self._logs_by_live_length(starts[decode])",
+        "self._logs_by_live_length(starts[decode] - 1)",
         "tests/plugin/test_counters.py::test_counters_equal_a_count_by_hand",
     ),
     Fault(

@@ -16,7 +16,7 @@ from vllm.v1.attention.backend import AttentionBackend
 
 from deltalog_kernels import LogLayout, SlotMemory, fold_and_fill, gdn_gates, gdn_step
 from deltalog_kernels.vllm_plugin.metadata import DeltaLogGDNBackend, DeltaLogGDNMetadata
-from deltalog_kernels.vllm_plugin.pages import gdn_layout, log_states
+from deltalog_kernels.vllm_plugin.pages import gdn_layout, log_states, phase_offset
 
 
 @PluggableLayer.register_oot(name="QwenGatedDeltaNetAttention")
@@ -24,6 +24,7 @@ class DeltaLogQwenGDN(QwenGatedDeltaNetAttention):
     """QwenGatedDeltaNetAttention whose page holds a log behind vLLM's two states."""
 
     layout: LogLayout
+    phase_offset: int
     memory: SlotMemory
 
     def __init__(self, config: Any, vllm_config: VllmConfig, prefix: str = "", **kwargs: Any) -> None:
@@ -34,6 +35,7 @@ class DeltaLogQwenGDN(QwenGatedDeltaNetAttention):
         QwenGatedDeltaNetAttention.__init__(self, config, vllm_config, prefix, **kwargs)
         if layout is not None:
             self.layout = layout
+            self.phase_offset = phase_offset(vllm_config, prefix)
 
     def get_state_shape(self) -> Iterable[tuple[int, ...]]:
         return (*super().get_state_shape(), *log_states(self.layout)[0])
@@ -77,7 +79,8 @@ class DeltaLogQwenGDN(QwenGatedDeltaNetAttention):
         if metadata.prefill_only is not None:
             prefill = metadata.prefill_only
             slot_ids = prefill.non_spec_state_indices_tensor
-            fold_and_fill(self.memory, slot_ids, metadata.starts[decodes:], metadata.ends[decodes:])
+            starts, ends = metadata.starts[decodes:], metadata.ends[decodes:]
+            fold_and_fill(self.memory, slot_ids, starts, ends, phase_offset=self.phase_offset)
             end = decodes + prefill.num_prefill_tokens
             parts = (x[decodes:end] for x in (mixed_qkv, b, a, out))
             stock._cpu_gdn_attention_nonspec(self, prefill, *parts)
@@ -98,6 +101,7 @@ class DeltaLogQwenGDN(QwenGatedDeltaNetAttention):
             memory=self.memory,
             slot_ids=slot_ids,
             positions=positions,
+            phase_offset=self.phase_offset,
             out=out,
         )
 

@@ -12,7 +12,7 @@ from vllm.v1.attention.backends.gdn_attn import (
     GDNAttentionMetadataBuilder,
 )
 
-from deltalog_kernels.vllm_plugin.pages import gdn_layout
+from deltalog_kernels.vllm_plugin.pages import gdn_layout, phase_offset
 from deltalog_kernels.vllm_plugin.stats import StepCounters
 
 
@@ -38,7 +38,7 @@ class DeltaLogGDNMetadataBuilder(GDNAttentionMetadataBuilder):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         layout = gdn_layout(vllm_config)
         assert layout is not None, "only a DeltaLog layer asks for this builder"
-        self.step_counters = StepCounters(layout, len(layer_names))
+        self.step_counters = StepCounters(layout, [phase_offset(vllm_config, name) for name in layer_names])
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, *args: Any, **kwargs: Any

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.mamba.mamba_utils import MambaStateDtypeCalculator
+from vllm.model_executor.models.utils import extract_layer_index
 
 from deltalog_kernels import GDN, LogLayout
 from deltalog_kernels.traffic import best_merge_interval
@@ -37,6 +38,19 @@ def gdn_layout(vllm_config: VllmConfig) -> LogLayout | None:
     )
     interval = config.merge_interval
     return replace(layout, merge_interval=best_merge_interval(layout) if interval == "auto" else interval)
+
+
+def phase_offset(vllm_config: VllmConfig, layer_name: str) -> int:
+    """What a layer adds to positions to find its live length (see layout.live_length).
+
+    Layers take turns to merge, so that rows which arrive together do not make every M-th step slow: the
+    offset is the layer's number among the recurrent ones. Prefix caching wants every log empty where a block
+    ends: with it the offset is 0.
+    """
+    if vllm_config.cache_config.enable_prefix_caching:
+        return 0
+    kinds = vllm_config.model_config.hf_text_config.layer_types
+    return kinds[: extract_layer_index(layer_name)].count("linear_attention")
 
 
 def log_states(layout: LogLayout) -> tuple[tuple, tuple]:

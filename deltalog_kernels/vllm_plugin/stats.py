@@ -5,6 +5,7 @@ to, merged, folded and filled, and traffic.py says what that moves. The front en
 ``collective_rpc("deltalog_counters")``.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,9 +21,11 @@ KINDS = ("append", "merge", "fold", "fill")
 class StepCounters:
     """Totals over the steps of the layers that share one metadata builder."""
 
-    def __init__(self, layout: LogLayout, num_layers: int) -> None:
+    def __init__(self, layout: LogLayout, phase_offsets: Sequence[int]) -> None:
+        """phase_offsets: of each layer."""
         self.layout = layout
-        self.num_layers = num_layers
+        offsets = Counter(offset % layout.merge_interval for offset in phase_offsets)
+        self.layers_by_offset = [offsets[n] for n in range(layout.merge_interval)]
         self.merges = 0
         self.live_entries = 0
         self.traffic = {kind: Traffic() for kind in KINDS}
@@ -36,29 +39,28 @@ class StepCounters:
         real = slot_ids > NULL_SLOT
         decode, prefill = real.clone(), real.clone()
         decode[decodes:], prefill[:decodes] = False, False
-        interval = self.layout.merge_interval
-        self._record_decodes(live_length(starts[decode], interval))
-        self.live_entries = self.num_layers * int(live_length(ends[decode], interval).sum())
-        started = prefill & (starts > 0)
-        for live, rows in _histogram(live_length(starts[started], interval), interval):
-            if live:
-                self.traffic["fold"] += traffic.merge(self.layout, live) * rows * self.num_layers
-        for live, rows in _histogram(live_length(ends[prefill], interval), interval):
-            self.traffic["fill"] += traffic.fill(self.layout, live) * rows * self.num_layers
-
-    def _record_decodes(self, live_lengths: torch.Tensor) -> None:
-        for live, rows in _histogram(live_lengths, self.layout.merge_interval):
-            steps = rows * self.num_layers
+        for live, logs in self._logs_by_live_length(starts[decode]):
             merging = bool(merges(live, self.layout.merge_interval))
-            self.merges += steps * merging
-            self.traffic["merge" if merging else "append"] += traffic.step(self.layout, live) * steps
-            self.write_through += traffic.write_through(self.layout) * steps
+            self.merges += logs * merging
+            self.traffic["merge" if merging else "append"] += traffic.step(self.layout, live) * logs
+            self.write_through += traffic.write_through(self.layout) * logs
+        self.live_entries = sum(live * logs for live, logs in self._logs_by_live_length(ends[decode]))
+        for live, logs in self._logs_by_live_length(starts[prefill & (starts > 0)]):
+            if live:
+                self.traffic["fold"] += traffic.merge(self.layout, live) * logs
+        for live, logs in self._logs_by_live_length(ends[prefill]):
+            self.traffic["fill"] += traffic.fill(self.layout, live) * logs
 
-
-def _histogram(live_lengths: torch.Tensor, merge_interval: int) -> list[tuple[int, int]]:
-    """(live length, rows) for each length that occurs."""
-    counts = torch.bincount(live_lengths.long(), minlength=merge_interval).tolist()
-    return [(live, rows) for live, rows in enumerate(counts) if rows]
+    def _logs_by_live_length(self, positions: torch.Tensor) -> list[tuple[int, int]]:
+        """(live length, logs of that length) over the rows [rows] at these positions and all layers."""
+        interval = self.layout.merge_interval
+        rows = torch.bincount(live_length(positions.long(), interval), minlength=interval).tolist()
+        # A negative index counts from the end, which is the modulus here.
+        logs = [
+            sum(layers * rows[live - offset] for offset, layers in enumerate(self.layers_by_offset))
+            for live in range(interval)
+        ]
+        return [(live, count) for live, count in enumerate(logs) if count]
 
 
 def snapshot(parts: Sequence[StepCounters]) -> dict[str, Any]:

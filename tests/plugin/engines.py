@@ -107,7 +107,11 @@ def teacher_forced(llm: LLM, texts: list[Text], samples: int = 1) -> list[torch.
 
 
 def scheduled(
-    llm: LLM, texts: list[Text], arrivals: list[int], aborts: dict[int, int] | None = None
+    llm: LLM,
+    texts: list[Text],
+    arrivals: list[int],
+    aborts: dict[int, int] | None = None,
+    after_step: Callable[[LLM], object] = lambda llm: None,
 ) -> dict[int, torch.Tensor]:
     """As teacher_forced, but text i arrives before engine step arrivals[i], and leaves before aborts[i].
 
@@ -121,6 +125,7 @@ def scheduled(
                 engine.add_request(str(index), {"prompt_token_ids": texts[index].prompt}, params)
         engine.abort_request([str(index) for index, leaves in aborts.items() if leaves == step])
         engine.step()
+        after_step(llm)
         step += 1
     return {index: _logprobs(index, 1) for index in range(len(texts)) if index not in aborts}
 

@@ -4,14 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
-from engines import engine, random_texts, teacher_forced
+from engines import engine, random_texts, scheduled, teacher_forced
 
 from deltalog_kernels.traffic import append, fill, merge, write_through
 
-LAYERS = 3
+LAYERS = 3  # without prefix caching, layer n's log is n tokens ahead of that of the first
 PROMPTS, TOKENS = [3, 17, 40, 64], 50
 
 
@@ -22,21 +23,21 @@ def by_hand(layout, chunks: int) -> dict:
     merged = baseline = 0
 
     def add(kind, traffic):
-        reads[kind] += LAYERS * traffic.read_bytes
-        writes[kind] += LAYERS * traffic.write_bytes
+        reads[kind] += traffic.read_bytes
+        writes[kind] += traffic.write_bytes
 
-    for prompt in PROMPTS:
+    for prompt, ahead in product(PROMPTS, range(LAYERS)):
         for start in range(0, prompt, chunks):
-            if start % interval:
-                add("fold", merge(layout, start % interval))
-            add("fill", fill(layout, min(start + chunks, prompt) % interval))
+            if start and (start + ahead) % interval:
+                add("fold", merge(layout, (start + ahead) % interval))
+            add("fill", fill(layout, (min(start + chunks, prompt) + ahead) % interval))
         # The last token is sampled and never decoded.
         for position in range(prompt, prompt + TOKENS - 1):
-            live = position % interval
+            live = (position + ahead) % interval
             merging = live == interval - 1
             add("merge" if merging else "append", (merge if merging else append)(layout, live))
-            merged += LAYERS * merging
-            baseline += LAYERS * write_through(layout).write_bytes
+            merged += merging
+            baseline += write_through(layout).write_bytes
     return {
         "merge_interval": interval,
         "merges": merged,
@@ -56,12 +57,30 @@ def test_counters_equal_a_count_by_hand(demo_model: Path, interval):
         teacher_forced(llm, random_texts(PROMPTS, tokens=TOKENS, seed=4))
         [counters] = llm.collective_rpc("deltalog_counters")
     last_position = PROMPTS[-1] + TOKENS - 1
-    assert counters.pop("live_entries") == LAYERS * (last_position % interval)
+    assert counters.pop("live_entries") == sum((last_position + ahead) % interval for ahead in range(LAYERS))
     assert counters == by_hand(layer.layout, chunks=10)
     if interval == 8:
         written = counters["state_bytes"]["write"]
         ratio = counters["write_through_bytes"]["write"] / (written["append"] + written["merge"])
         assert 6.5 < ratio < 7.5
+
+
+@pytest.mark.parametrize(("caching", "at_once"), [(False, 1), (True, LAYERS)])
+def test_layers_take_turns_to_merge(demo_model: Path, caching, at_once):
+    """Of rows that arrive together, no step merges more logs than one layer's, unless blocks are cached."""
+    rows, interval = 4, 8
+    merged = []
+
+    def count(llm) -> None:
+        merged.append(llm.collective_rpc("deltalog_counters")[0]["merges"])
+
+    with engine(demo_model, interval, enable_prefix_caching=caching) as llm:
+        scheduled(
+            llm, random_texts([5] * rows, tokens=2 * interval + 1, seed=6), [0] * rows, after_step=count
+        )
+    steps = [after - before for before, after in pairwise(merged)]
+    assert max(steps) == at_once * rows
+    assert sum(steps) == 2 * LAYERS * rows
 
 
 SERVER = """
