@@ -2,16 +2,19 @@
 # Ray runs this in place of HAProxy. It corrects the configuration that Ray has just written, then becomes HAProxy:
 #   - the API alone listens beyond loopback, on the service's own host: Ray's replicas stay on 127.0.0.1;
 #   - HAProxy's metrics and statistics pages, which Ray puts on every interface, are left out;
+#   - Serve's pages under /-/, which ask for no key, are no routes of the API;
 #   - its control socket is for this user alone;
 #   - no ingress means 503 at once: Serve's own proxy, which Ray keeps in reserve, would wait or say 404;
 #   - splicing is off: with it, one in twenty clients that leave while they wait for an answer is not noticed;
 #   - what HAProxy answers by itself has the shape of the API.
 set -eu
+missing='{"error": {"message": "expected a route of the API; this path is none; the models are at /v1/models", "type": "invalid_request_error", "param": null, "code": "not_found"}}'
+hidden="http-request return status 404 content-type application/json string '$missing' if { path,url_dec -m beg /-/ }"
 previous=
 for argument; do
     if [ "$previous" = -f ]; then
         sed -i \
-            -e "/^frontend http_frontend/,/^ *bind /s|^ *bind .*|    bind $DELTALOG_BIND|" \
+            -e "/^frontend http_frontend/,/^ *bind /s|^ *bind .*|    bind $DELTALOG_BIND\n    $hidden|" \
             -e '/^frontend prometheus/,/no log/d' \
             -e '/^listen stats/,$d' \
             -e 's/mode 666 level admin/mode 600 level admin/' \

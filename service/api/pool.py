@@ -62,8 +62,10 @@ class Pool:
             live = self._live if self._live > 1 else 0
         except Exception:
             live = 0
-        if bool(live) != self.ready:
-            logger.warning("Pool %r: %d replicas generate.", self.config.name, live)
+        if live != self._live:
+            logger.warning(
+                "Pool %r: %d of %d replicas generate.", self.config.name, live, self.config.replicas
+            )
         self._live = live
         return self.ready
 
@@ -76,7 +78,7 @@ class Pool:
         outcome, accepted, started, arrived_at_s = "aborted", False, False, time.monotonic()
         self._held += 1
         try:
-            async with aclosing(self._ask(call)) as messages:
+            async with aclosing(self._ask(call, record)) as messages:
                 async for message in messages:
                     if message is None:
                         accepted = True
@@ -98,11 +100,11 @@ class Pool:
             if accepted:
                 self._mean_s += (time.monotonic() - arrived_at_s - self._mean_s) / 16
 
-    async def _ask(self, call: Call) -> AsyncGenerator[Message | None, None]:
+    async def _ask(self, call: Call, record: dict[str, Any]) -> AsyncGenerator[Message | None, None]:
         """None once a replica has accepted, then what it answers; an Answer of its own if none does."""
         try:
             self._admit()
-            async with aclosing(self._ask_until_served(call)) as messages:
+            async with aclosing(self._ask_until_served(call, record)) as messages:
                 async for message in messages:
                     yield message
         except Exception as error:
@@ -118,7 +120,9 @@ class Pool:
         if self._held > self.config.replicas * self.config.max_concurrent_requests:
             raise self._full()
 
-    async def _ask_until_served(self, call: Call) -> AsyncGenerator[Message | None, None]:
+    async def _ask_until_served(
+        self, call: Call, record: dict[str, Any]
+    ) -> AsyncGenerator[Message | None, None]:
         """Ask other replicas while the one that Serve picks is full, and once more when it is lost before its
         first word."""
         deadline_s, lost = time.monotonic() + ACCEPT_TIMEOUT_S, False
@@ -139,10 +143,8 @@ class Pool:
             except RayActorError:
                 if started or lost:
                     raise
-                lost = True
-                logger.warning(
-                    "Request %s lost its replica before an answer; trying once more.", call.request_id
-                )
+                # Its own line in the log says it; a replica that is lost is one incident, not one a request.
+                lost = record["tried_again"] = True
                 continue
             # One replica is full, and says nothing of the others.
             if time.monotonic() > deadline_s:

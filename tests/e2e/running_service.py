@@ -65,6 +65,7 @@ def configuration(model: Path, **pool: Any) -> dict[str, Any]:
         "max_concurrent_requests": MAX_CONCURRENT_REQUESTS,
         "stall_timeout_s": STALL_TIMEOUT_S,
         "merge_interval": 8,
+        "tool_call_parser": "hermes",
     }
     return {
         "port": port,

@@ -1,4 +1,4 @@
-"""An engine that dies: what it held ends with an error, requests are refused, and the service comes back."""
+"""An engine that dies, stands still or is configured anew: what becomes of requests, and of the service."""
 
 import json
 import os
@@ -8,9 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import pytest
+import yaml
 from running_service import RunningService, descendants, until
 
-from service.metrics import REQUESTS, RUNNING_REQUESTS
+from service.metrics import (
+    MERGE_INTERVAL,
+    MERGES,
+    REQUESTS,
+    RUNNING_REQUESTS,
+    STATE_BYTES,
+    WRITE_THROUGH_BYTES,
+)
 
 
 def test_an_engine_that_dies_is_replaced(service: RunningService) -> None:
@@ -89,3 +98,23 @@ def test_an_engine_that_stalls_for_longer_is_replaced(service: RunningService) -
     service.wait_ready()
     answer = service.post("completions", {"prompt": "x", "max_tokens": 3, "ignore_eos": True})
     assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("interval", [1, 8])
+def test_deltalog_is_switched_off_and_on_in_place(service: RunningService, interval: int) -> None:
+    """SIGHUP with another merge interval; at 1 every token is written through."""
+    (pool,) = service.config["pools"]
+    config = service.config | {"pools": [pool | {"merge_interval": interval}]}
+    (service.folder / "service.yaml").write_text(yaml.safe_dump(config))
+    (engine,), said = service.processes("EngineCore"), service.output().count("The new configuration serves.")
+    service.process.send_signal(signal.SIGHUP)
+    until(lambda: service.output().count("The new configuration serves.") > said, 120, "it to be rolled out")
+    assert engine not in service.processes("EngineCore")
+    service.wait_ready()
+    answer = service.post("completions", {"prompt": "x", "max_tokens": 33, "ignore_eos": True})
+    assert answer.json()["usage"]["completion_tokens"] == 33
+    until(lambda: service.scrape().total(MERGE_INTERVAL) == interval, 30, "the merge interval")
+    counted = service.settled()
+    assert counted.total(MERGES) > 0
+    written = counted.total(STATE_BYTES, direction="write")
+    assert (written == counted.total(WRITE_THROUGH_BYTES, direction="write")) == (interval == 1)

@@ -128,3 +128,6 @@ def test_validate_knows_vllms_arguments(demo_model: Path, tmp_path: Path) -> Non
     assert run("validate", configuration(demo_model), tmp_path).returncode == 0
     said = refusal(run("validate", configuration(demo_model, engine_args={"max_model_length": 1}), tmp_path))
     assert "expected arguments of vLLM's AsyncEngineArgs; got 'max_model_length'" in said
+    said = refusal(run("validate", configuration(demo_model, tool_call_parser="none"), tmp_path))
+    assert "tool_call_parser: expected one of " in said
+    assert "hermes" in said
