@@ -48,6 +48,8 @@ def parse_body(raw: bytes) -> dict[str, Any]:
         raise ApiError(400, f"expected at most {MAX_CONTAINERS} lists and objects; got more; send fewer")
     try:
         body = json.loads(raw.decode(), parse_constant=_refuse_constant)
+        if not isinstance(body, dict):
+            raise ValueError(type(body).__name__)
         _refuse_too_deep(body)
         if b"\\u" in raw:
             # Half of a pair of escapes is valid JSON and no text.
@@ -55,8 +57,6 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         came = str(error) if raw else "an empty body"
         raise ApiError(400, f"expected a JSON object; got {came}; send the request as JSON") from None
-    if not isinstance(body, dict):
-        raise ApiError(400, f"expected a JSON object; got {type(body).__name__}; send the request as JSON")
     model = body.get("model")
     if not isinstance(model, str):
         raise ApiError(
@@ -108,7 +108,7 @@ def _refuse_too_large(num_bytes: int) -> None:
         )
 
 
-def _refuse_too_deep(body: Any) -> None:
+def _refuse_too_deep(body: dict[str, Any]) -> None:
     level, depth = [body], 0
     while level := [
         inside
@@ -123,9 +123,9 @@ def _refuse_too_deep(body: Any) -> None:
 
 def _refuse_too_many_sequences(body: dict[str, Any]) -> None:
     prompts = body.get("prompt")
-    texts = (
-        len(prompts) if isinstance(prompts, list) and not all(type(item) is int for item in prompts) else 1
-    )
+    # A list of numbers is one prompt.
+    prompted = [item for item in prompts if isinstance(item, str | list)] if isinstance(prompts, list) else []
+    texts = max(1, len(prompted))
     for name in ("n", "best_of"):
         copies = body.get(name)
         if isinstance(copies, int | float) and copies * texts > MAX_SEQUENCES:

@@ -17,7 +17,7 @@ CITY = {
     "required": ["city"],
     "additionalProperties": False,
 }
-TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]
+WEATHER: Any = {"name": "weather", "parameters": CITY}
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
 """How a model that the parser `hermes` reads writes a call."""
 
@@ -46,13 +46,10 @@ def test_logit_bias(service: RunningService, client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
 def test_penalties(service: RunningService, client: openai.OpenAI, penalty: str) -> None:
-    """Two tokens that a bias puts far above the rest, 1 apart: a penalty of 2 makes them take turns."""
-    (first,), (second,) = tokens(service, "x"), tokens(service, "y")
-    bias = {str(first): 100, str(second): 99}
-    plain = complete(client, logit_bias=bias, max_tokens=6).choices[0].text
-    penalised = complete(client, logit_bias=bias, max_tokens=6, **{penalty: 2}).choices[0].text
-    assert plain == "x" * 6
-    assert "y" in penalised
+    """A bias leaves letters to choose from. Against a reward, a penalty makes the model choose more."""
+    bias = {str(token): 100 for letter in "abcdefghijklm" for token in tokens(service, letter)}
+    texts = [complete(client, logit_bias=bias, **{penalty: value}).choices[0].text for value in (-2, 2)]
+    assert len(set(texts[0])) < len(set(texts[1]))
 
 
 def test_min_tokens_and_ignore_eos(service: RunningService, client: openai.OpenAI) -> None:
@@ -77,11 +74,18 @@ def test_response_format(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-def test_a_tool_that_must_be_called(client: openai.OpenAI, choice: Any) -> None:
-    (call,) = chat(client, tools=TOOLS, tool_choice=choice).choices[0].message.tool_calls
+def test_a_tool_that_must_be_called(service: RunningService, client: openai.OpenAI, choice: Any) -> None:
+    """A bias makes the model end as soon as it may; it would call again and again."""
+    (end,) = tokens(service, "<|end|>")
+    asked = {
+        "tools": [{"type": "function", "function": WEATHER | {"strict": True}}],
+        "tool_choice": choice,
+        "logit_bias": {str(end): 100},
+    }
+    (call,) = chat(client, **asked).choices[0].message.tool_calls
     assert call.function.name == "weather"
     assert json.loads(call.function.arguments)["city"] in ("Oslo", "Rome")
-    streamed = chat(client, tools=TOOLS, tool_choice=choice, stream=True)
+    streamed = chat(client, **asked, stream=True)
     deltas = [call for chunk in streamed for call in chunk.choices[0].delta.tool_calls or []]
     assert deltas[0].function.name == "weather"
     arguments = "".join(delta.function.arguments or "" for delta in deltas)
@@ -90,7 +94,8 @@ def test_a_tool_that_must_be_called(client: openai.OpenAI, choice: Any) -> None:
 
 def test_a_tool_that_the_model_chooses(client: openai.OpenAI) -> None:
     """A model with random weights chooses none by itself, so its text is prescribed."""
-    answer = chat(client, {"structured_outputs": {"choice": [CALL]}}, tools=TOOLS).choices[0]
+    tools = [{"type": "function", "function": WEATHER}]
+    answer = chat(client, {"structured_outputs": {"choice": [CALL]}}, tools=tools).choices[0]
     (call,) = answer.message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Rome"})
     assert answer.finish_reason == "tool_calls"

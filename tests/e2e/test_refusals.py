@@ -32,7 +32,7 @@ def the_next_request_is_served(service: RunningService) -> Any:
     assert service.post("completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'"model"'], ids=repr)
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'"model"', b"null"], ids=repr)
 def test_malformed_bodies(service: RunningService, content: bytes) -> None:
     error = refusal(httpx.post(f"{service.url}/v1/completions", content=content, timeout=60), 400)
     assert error["message"].startswith("expected a JSON object; got")

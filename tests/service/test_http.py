@@ -37,6 +37,8 @@ def test_a_body_is_passed_on_as_it_came() -> None:
         (b'{"model": "m", "x": [' + b"[]," * 500_000 + b"[]]}", 400, "lists and objects"),
         (b"[" * 100_000, 400, "expected a JSON object"),
         (b"[]", 400, "got list"),
+        (b"null", 400, "got NoneType"),
+        (b"5", 400, "got int"),
         (b'{"model": "m", "temperature": NaN}', 400, "the number NaN"),
         (b"{}", 400, "model: expected the name of a model; got None"),
         (b'{"model": 5}', 400, "model: expected the name of a model; got 5"),
@@ -152,6 +154,8 @@ def test_what_is_within_the_limits_is_taken() -> None:
     tokens = list(range(MAX_SEQUENCES * 2))
     raw = json.dumps({"model": "m", "n": MAX_SEQUENCES, "prompt": tokens}).encode()
     assert parse_body(raw)["prompt"] == tokens
+    floats = [1.0] * (MAX_SEQUENCES + 1)
+    assert parse_body(json.dumps({"model": "m", "prompt": floats}).encode())["prompt"] == floats
     assert parse_body(f'{{"model": "m", "x": {nested}}}'.encode())["model"] == "m"
 
 
