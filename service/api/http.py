@@ -109,7 +109,8 @@ def _refuse_too_large(num_bytes: int) -> None:
 
 
 def _refuse_too_deep(body: dict[str, Any]) -> None:
-    level, depth = [body], 0
+    level: list[Any] = [body]
+    depth = 0
     while level := [
         inside
         for value in level
@@ -124,8 +125,7 @@ def _refuse_too_deep(body: dict[str, Any]) -> None:
 def _refuse_too_many_sequences(body: dict[str, Any]) -> None:
     prompts = body.get("prompt")
     # A list of numbers is one prompt.
-    prompted = [item for item in prompts if isinstance(item, str | list)] if isinstance(prompts, list) else []
-    texts = max(1, len(prompted))
+    texts = max(1, sum(isinstance(item, str | list) for item in prompts) if isinstance(prompts, list) else 1)
     for name in ("n", "best_of"):
         copies = body.get(name)
         if isinstance(copies, int | float) and copies * texts > MAX_SEQUENCES:

@@ -181,7 +181,7 @@ class VllmEngine:
             # vLLM's own checks of a body refuse it in their way, or trip over types that they do not expect.
             refusal = create_error_response(error).error.model_dump()
             raise ApiError(400, refusal["message"], param=refusal["param"]) from None
-        self._refuse_tools(request)
+        self._refuse(request)
         try:
             result = await create(request, http)
         except Exception as error:
@@ -193,8 +193,17 @@ class VllmEngine:
             raise self._api_error(result.error.model_dump())
         return result
 
-    def _refuse_tools(self, request: Any) -> None:
-        """Raises ApiError where vLLM would name a flag that this service does not have."""
+    def _refuse(self, request: Any) -> None:
+        """Raises ApiError for what vLLM takes and fails on, or refuses by naming a flag of its own server."""
+        seed, temperature = getattr(request, "seed", None), getattr(request, "temperature", None)
+        on_cpu = self._llm.vllm_config.device_config.device_type == "cpu"
+        if on_cpu and seed is not None and temperature != 0:
+            raise ApiError(
+                400,
+                "seed: expected none, or temperature 0, because vLLM on a CPU loses its engine to a seeded "
+                f"prompt that takes more than one step; got {seed}; leave it out",
+                param="seed",
+            )
         asked = getattr(request, "tools", None) and getattr(request, "tool_choice", "none") not in (
             None,
             "none",

@@ -292,4 +292,5 @@ def test_a_restart_under_load(faulty: RunningService, accounts: Accounts) -> Non
     asyncio.run(run())
     failed = [(one.status, one.events, one.error) for one in streams if not one.done]
     assert not failed, f"{len(failed)} of {len(streams)}"
+    accounts.close(ok=len(streams))
     until(lambda: not before & set(faulty.processes("ServeReplica:deltalog:")), 30, "the old ones to be gone")
