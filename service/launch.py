@@ -134,7 +134,8 @@ def _start_ray(config: ServiceConfig) -> Path:
         _metrics_export_port=config.metrics_port,
         logging_level=logging.ERROR,
         log_to_driver=False,
-        _system_config={"metrics_report_interval_ms": METRICS_PERIOD_S * 1000},
+        # By itself Ray runs its workers at a niceness of 15, so that whatever else runs starves the service.
+        _system_config={"metrics_report_interval_ms": METRICS_PERIOD_S * 1000, "worker_niceness": 0},
     )
     # Ray has put a handler in the place of ours that ends the process without stopping anything.
     _handle_signals()
@@ -155,6 +156,8 @@ def _ray_environment(config: ServiceConfig) -> dict[str, str]:
         "DELTALOG_BIND": f"{host}:{config.port}",
         "DELTALOG_UNAVAILABLE": str(here / "unavailable.http"),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
+        # Serve ends a proxy that is not up in time, by itself 5 s, which a busy machine takes to import it.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         # A HAProxy that was replaced, because an ingress came or went, keeps its streams as long as a drain.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(math.ceil(config.drain_timeout_s)),
         # HAProxy knows within a second that an ingress leaves.

@@ -127,7 +127,10 @@ def test_two_ingresses_share_the_load(faulty: RunningService, accounts: Accounts
 
 
 def test_a_replica_is_killed_with_64_streams(faulty: RunningService, accounts: Accounts) -> None:
-    victim = faulty.processes(REPLICA)[0]
+    def said(replicas: int) -> int:
+        return faulty.logs().count(f"{replicas} of {REPLICAS} replicas generate")
+
+    victim, before = faulty.processes(REPLICA)[0], (said(1), said(2))
     streams = with_streams(faulty, CAPACITY, 300, lambda _: os.kill(victim, signal.SIGKILL))
     lost = [stream for stream in streams if not stream.done]
     assert 0 < len(lost) < CAPACITY
@@ -138,6 +141,8 @@ def test_a_replica_is_killed_with_64_streams(faulty: RunningService, accounts: A
         assert stream.complete, "the client is told, not cut off"
     assert all(stream.events == 300 for stream in streams if stream.done)
     accounts.close(ok=CAPACITY - len(lost), error=len(lost))
+    until(lambda: said(2) == before[1] + 2, 60, "both ingresses to see the new replica")
+    assert said(1) == before[0] + 2, "a line for each ingress, not one for each stream"
 
 
 def test_requests_whose_replica_dies_before_their_first_token_are_served(
