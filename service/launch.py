@@ -26,6 +26,7 @@ METRICS_PERIOD_S = 4
 """A scrape sees what was true this long ago at most. Ray's own default is 10 s. It exports increments, and
 drops those that take longer than half the period to collect: at 1 s a busy machine loses some, silently."""
 
+SIGNAL_PERIOD_S = 0.2
 STOP_TIMEOUT_S = 30
 """What Serve needs beside the requests' own time."""
 
@@ -48,12 +49,14 @@ def serve_until_signalled(path: Path, console: Console) -> None:
 
     config = load_config(path)
     _check(config)
-    _handle_signals()
+    # A signal that comes while something else is done is kept until it can be.
+    hangups: list[int] = []
+    _handle_signals(hangups)
     with ExitStack() as running:
         try:
             step("Starting Ray.")
             running.callback(ray.shutdown)
-            step(f"Ray runs; it and vLLM log to {_start_ray(config)}.")
+            step(f"Ray runs; it and vLLM log to {_start_ray(config, hangups)}.")
             _check_cpus(config)
             running.callback(_drain, config)
             for pool in config.pools:
@@ -62,8 +65,9 @@ def serve_until_signalled(path: Path, console: Console) -> None:
                 _deploy(config)
             step(f"Ready at {config.url}/v1; metrics are on port {config.metrics_port}.")
             while True:
-                signal.pause()
-                # A signal that only wakes us is SIGHUP.
+                while not hangups:
+                    time.sleep(SIGNAL_PERIOD_S)
+                hangups.clear()
                 step("Reading the configuration again.")
                 step(_redeploy(path, config))
         except KeyboardInterrupt:
@@ -119,7 +123,7 @@ def _check_cpus(config: ServiceConfig) -> None:
         )
 
 
-def _start_ray(config: ServiceConfig) -> Path:
+def _start_ray(config: ServiceConfig, hangups: list[int]) -> Path:
     """Start Ray and Serve's HTTP proxy. Returns the directory of their logs.
 
     HAProxy alone listens on `config.host`; what it talks to listens on 127.0.0.1. Ray's own ports listen on
@@ -138,7 +142,7 @@ def _start_ray(config: ServiceConfig) -> Path:
         _system_config={"metrics_report_interval_ms": METRICS_PERIOD_S * 1000, "worker_niceness": 0},
     )
     # Ray has put a handler in the place of ours that ends the process without stopping anything.
-    _handle_signals()
+    _handle_signals(hangups)
     serve.start(http_options={"host": "127.0.0.1", "port": config.port})
     return Path(context.address_info["session_dir"]) / "logs"
 
@@ -202,9 +206,11 @@ def _drain(config: ServiceConfig) -> None:
         time.sleep(0.2)
 
 
-def _handle_signals() -> None:
+def _handle_signals(hangups: list[int]) -> None:
+    """SIGTERM interrupts as SIGINT does; SIGHUP is noted."""
+
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
-    signal.signal(signal.SIGHUP, lambda *_: None)
+    signal.signal(signal.SIGHUP, lambda number, _: hangups.append(number))

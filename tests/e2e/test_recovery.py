@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
-import pytest
 import yaml
 from running_service import RunningService, descendants, until
 
@@ -99,18 +98,17 @@ def test_an_engine_that_stalls_for_longer_is_replaced(service: RunningService) -
     assert answer.json()["usage"]["completion_tokens"] == 3
 
 
-@pytest.mark.parametrize("interval", [1, 8])
-def test_deltalog_is_switched_off_and_on_in_place(service: RunningService, interval: int) -> None:
-    """SIGHUP with another merge interval; at 1 every token is written through."""
+def test_deltalog_is_switched_off_in_place(service: RunningService) -> None:
+    """SIGHUP with a merge interval of 1: every token is written through. It stays so for the tests after it."""
     (pool,) = service.config["pools"]
-    config = service.config | {"pools": [pool | {"merge_interval": interval}]}
+    config = service.config | {"pools": [pool | {"merge_interval": 1}]}
     (service.folder / "service.yaml").write_text(yaml.safe_dump(config))
     (engine,), said = service.processes("EngineCore"), service.output().count("The new configuration serves.")
     service.process.send_signal(signal.SIGHUP)
     until(lambda: service.output().count("The new configuration serves.") > said, 120, "it to be rolled out")
     assert engine not in service.processes("EngineCore")
     service.wait_ready()
-    until(lambda: service.scrape().total(MERGE_INTERVAL) == interval, 30, "the merge interval")
+    until(lambda: service.scrape().total(MERGE_INTERVAL) == 1, 30, "the merge interval")
     before = service.settled()
     answer = service.post("completions", {"prompt": "x", "max_tokens": 33, "ignore_eos": True})
     assert answer.json()["usage"]["completion_tokens"] == 33
@@ -119,5 +117,4 @@ def test_deltalog_is_switched_off_and_on_in_place(service: RunningService, inter
         after.total(spec, direction="write") - before.total(spec, direction="write")
         for spec in (STATE_BYTES, WRITE_THROUGH_BYTES)
     )
-    assert write_through > 0
-    assert written == write_through if interval == 1 else written < write_through / 4
+    assert written == write_through > 0
