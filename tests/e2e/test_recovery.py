@@ -99,7 +99,7 @@ def test_an_engine_that_stalls_for_longer_is_replaced(service: RunningService) -
 
 
 def test_deltalog_is_switched_off_in_place(service: RunningService) -> None:
-    """SIGHUP with a merge interval of 1: every token is written through. It stays so for the tests after it."""
+    """SIGHUP with a merge interval of 1: every token is written through, in the tests after it too."""
     (pool,) = service.config["pools"]
     config = service.config | {"pools": [pool | {"merge_interval": 1}]}
     (service.folder / "service.yaml").write_text(yaml.safe_dump(config))
