@@ -211,9 +211,14 @@ def read_yaml(path: Path) -> Any:
     """The values in a YAML file. Raises ConfigError when it cannot be read."""
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    # A date that is none and a number that is too long are a ValueError, deep nesting a RecursionError.
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        came = str(error)
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+            # PyYAML would quote the line, which may hold a secret.
+            came = f"{error.problem} in line {error.problem_mark.line + 1}"
         raise ConfigError(
-            f"{path}: expected a readable YAML file; got: {error}; correct the path or the file"
+            f"{path}: expected a readable YAML file; got: {came}; correct the path or the file"
         ) from None
 
 

@@ -26,6 +26,7 @@ METRICS_PERIOD_S = 4
 """A scrape sees what was true this long ago at most. Ray's own default is 10 s. It exports increments, and
 drops those that take longer than half the period to collect: at 1 s a busy machine loses some, silently."""
 
+CLIENT_TIMEOUT_S = 120
 SIGNAL_PERIOD_S = 0.2
 STOP_TIMEOUT_S = 30
 """What Serve needs beside the requests' own time."""
@@ -69,7 +70,11 @@ def serve_until_signalled(path: Path, console: Console) -> None:
                     time.sleep(SIGNAL_PERIOD_S)
                 hangups.clear()
                 step("Reading the configuration again.")
-                step(_redeploy(path, config))
+                try:
+                    config = _redeploy(path, config)
+                    step("The new configuration serves.")
+                except (ConfigError, LaunchError) as error:
+                    step(f"The service goes on as it was configured: {error}")
         except KeyboardInterrupt:
             pass
         finally:
@@ -110,6 +115,17 @@ def _check_files(config: ServiceConfig) -> None:
                 f"pool {pool.name!r}: model: expected a directory; got {pool.model!r}, which is none; "
                 "correct the path or build the model"
             )
+
+
+def check_engines(config: ServiceConfig) -> None:
+    """Whether vLLM takes its arguments. Raises ConfigError."""
+    pools = [pool for pool in config.pools if not pool.sim]
+    if pools:
+        # Importing vLLM takes seconds.
+        from service.engine.vllm_engine import engine_args
+
+        for pool in pools:
+            engine_args(pool)
 
 
 def _check_cpus(config: ServiceConfig) -> None:
@@ -164,6 +180,8 @@ def _ray_environment(config: ServiceConfig) -> dict[str, str]:
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         # A HAProxy that was replaced, because an ingress came or went, keeps its streams as long as a drain.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(math.ceil(config.drain_timeout_s)),
+        # Of a client that says or reads nothing; by itself an hour, in which it holds a place.
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(CLIENT_TIMEOUT_S),
         # HAProxy knows within a second that an ingress leaves.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
     }
@@ -180,22 +198,25 @@ def _deploy(config: ServiceConfig) -> None:
         raise LaunchError(reason.strip()) from None
 
 
-def _redeploy(path: Path, running: ServiceConfig) -> str:
-    """Roll a changed configuration out, a replica at a time. What came of it; a wrong one changes nothing."""
-    fixed = ("host", "port", "metrics_port")
+def _redeploy(path: Path, running: ServiceConfig) -> ServiceConfig:
+    """Roll a changed configuration out, a replica at a time, and return it.
+
+    Raises ConfigError and LaunchError when it is wrong; then the running one serves, again if it must.
+    """
+    config = load_config(path)
+    _check_files(config)
+    for setting in ("host", "port", "metrics_port", "drain_timeout_s"):
+        if getattr(config, setting) != getattr(running, setting):
+            raise LaunchError(f"{setting}: expected what it was at the start; got another; restart instead")
+    _check_cpus(config)
+    check_engines(config)
     try:
-        config = load_config(path)
-        _check_files(config)
-        for setting in fixed:
-            if getattr(config, setting) != getattr(running, setting):
-                raise LaunchError(
-                    f"{setting}: expected what it was at the start; got another; restart instead"
-                )
-        _check_cpus(config)
         _deploy(config)
-    except (ConfigError, LaunchError) as error:
-        return f"The service goes on as it was configured: {error}"
-    return "The new configuration serves."
+    except LaunchError:
+        # Serve has stopped replicas for one that does not start, and leaves it at that.
+        _deploy(running)
+        raise
+    return config
 
 
 def _drain(config: ServiceConfig) -> None:

@@ -21,6 +21,8 @@ MAX_CONTAINERS = 500_000
 """Opening brackets in a body, those in its texts included: they bound the memory that it takes."""
 MAX_SEQUENCES = 128
 """Sequences that one request may generate."""
+BYTES_A_TOKEN = 4
+"""Of a body, roughly: what a request is charged until its usage is known, or if its client leaves before."""
 
 
 async def read_body(request: Request) -> bytes:
@@ -63,6 +65,13 @@ def parse_body(raw: bytes) -> dict[str, Any]:
             400,
             f"model: expected the name of a model; got {reprlib.repr(model)}; take a name from /v1/models",
             param="model",
+        )
+    if "stream_interval" in body:
+        raise ApiError(
+            400,
+            "stream_interval: expected no such setting, the service says how tokens travel; got one; leave "
+            "it out",
+            param="stream_interval",
         )
     _refuse_too_many_sequences(body)
     return body
@@ -128,7 +137,16 @@ def _refuse_too_many_sequences(body: dict[str, Any]) -> None:
     texts = max(1, sum(isinstance(item, str | list) for item in prompts) if isinstance(prompts, list) else 1)
     for name in ("n", "best_of"):
         copies = body.get(name)
-        if isinstance(copies, int | float) and copies * texts > MAX_SEQUENCES:
+        if copies is None:
+            continue
+        # vLLM would take text for the number that it spells.
+        if not isinstance(copies, int | float):
+            raise ApiError(
+                400,
+                f"{name}: expected a number; got {reprlib.repr(copies)}; correct it and send again",
+                param=name,
+            )
+        if copies * texts > MAX_SEQUENCES:
             raise ApiError(
                 400,
                 f"{name}: expected at most {MAX_SEQUENCES} sequences a request; got {copies} for each of "

@@ -123,20 +123,20 @@ class Pool:
     async def _ask_until_served(
         self, call: Call, record: dict[str, Any]
     ) -> AsyncGenerator[Message | None, None]:
-        """Ask other replicas while the one that Serve picks is full, and once more when it is lost before its
-        first word."""
+        """Ask other replicas while the one that Serve picks is full or going, and once more when it is lost
+        between taking the request and its first word."""
         deadline_s, lost = time.monotonic() + ACCEPT_TIMEOUT_S, False
         while True:
-            started = False
+            accepted, started, refusal = False, False, None
             try:
                 async with aclosing(self._ask_one(call)) as messages:
                     async for message in messages:
                         refusal = message.code if isinstance(message, Answer) and not started else None
-                        if refusal == POOL_FULL:
-                            break
-                        if refusal == ENGINE_DEAD and not lost:
+                        if refusal == ENGINE_DEAD and accepted and not lost:
                             raise RayActorError
-                        started = started or message is not None
+                        if refusal == POOL_FULL or (refusal == ENGINE_DEAD and not accepted):
+                            break
+                        accepted, started = True, started or message is not None
                         yield message
                     else:
                         return
@@ -145,20 +145,25 @@ class Pool:
                     raise
                 # Its own line in the log says it; a replica that is lost is one incident, not one a request.
                 lost = record["tried_again"] = True
-                continue
-            # One replica is full, and says nothing of the others.
+            # One replica is full or going, and says nothing of the others. Serve picks the one that holds
+            # least: one whose engine is dead, as long as its process is there.
+            if refusal == ENGINE_DEAD and not self.ready:
+                raise not_ready(self.config.model_id)
             if time.monotonic() > deadline_s:
-                raise self._full()
+                raise self._full() if refusal == POOL_FULL else not_ready(self.config.model_id)
             await asyncio.sleep(FULL_PERIOD_S)
 
     async def _ask_one(self, call: Call) -> AsyncGenerator[Message | None, None]:
         replies: DeploymentResponseGenerator = self._replica.options(stream=True).answer.remote(call)
         try:
-            # A replica says at once whether it takes a request; an answer may take long.
+            # A replica says at once whether it takes a request; an answer may take long. (In Python 3.11
+            # asyncio.wait_for may lose a client's leaving that comes with the reply.)
             try:
-                yield await asyncio.wait_for(anext(replies), ACCEPT_TIMEOUT_S)
+                async with asyncio.timeout(ACCEPT_TIMEOUT_S):
+                    accepted = await anext(replies)
             except TimeoutError:
                 raise not_ready(self.config.model_id) from None
+            yield accepted
             async for message in replies:
                 yield message
         finally:

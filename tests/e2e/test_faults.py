@@ -251,9 +251,13 @@ def test_clients_leave_plain_requests(faulty: RunningService, accounts: Accounts
     """Many, at different times: what makes one in twenty of them unnoticed shows."""
     number, chance = 100, random.Random(1)
 
+    # By these Serve would go on after its client has left, or give up by itself.
+    headers = {"x-request-disconnect-disabled": "?1", "x-request-timeout-seconds": "0.05"}
+    asked = {"model": "demo", "prompt": "x", "max_tokens": 30_000}
+
     def leave(wait_s: float) -> None:
         with pytest.raises(httpx.ReadTimeout):
-            faulty.post("completions", {"prompt": "x", "max_tokens": 30_000}, timeout_s=wait_s)
+            httpx.post(f"{faulty.url}/v1/completions", json=asked, headers=headers, timeout=wait_s)
 
     with ThreadPoolExecutor(8) as clients:
         list(clients.map(leave, [chance.uniform(0.1, 1) for _ in range(number)]))

@@ -98,6 +98,19 @@ def test_an_engine_that_stalls_for_longer_is_replaced(service: RunningService) -
     assert answer.json()["usage"]["completion_tokens"] == 3
 
 
+def test_a_configuration_that_does_not_start_is_taken_back(service: RunningService) -> None:
+    """SIGHUP with more context than the model has: no replica of it starts."""
+    (pool,) = service.config["pools"]
+    wrong = pool | {"engine_args": pool["engine_args"] | {"max_model_len": 10_000_000}}
+    (service.folder / "service.yaml").write_text(yaml.safe_dump(service.config | {"pools": [wrong]}))
+    goes_on = "The service goes on as it was configured"
+    service.process.send_signal(signal.SIGHUP)
+    until(lambda: goes_on in service.output(), 180, "it to be taken back")
+    assert "max_model_len" in service.output().partition(goes_on)[2]
+    service.wait_ready()
+    assert service.post("completions", {"prompt": "x", "max_tokens": 3}).status_code == 200
+
+
 def test_deltalog_is_switched_off_in_place(service: RunningService) -> None:
     """SIGHUP with a merge interval of 1: every token is written through, in the tests after it too."""
     (pool,) = service.config["pools"]

@@ -39,6 +39,13 @@ def test_malformed_bodies(service: RunningService, content: bytes) -> None:
     assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("request_id", [b"\xff", b"two words", b"x" * 129], ids=["byte", "space", "long"])
+def test_wrong_request_ids(service: RunningService, request_id: bytes) -> None:
+    headers = {b"x-request-id": request_id}
+    error = refusal(httpx.get(f"{service.url}/v1/models", headers=headers, timeout=60), 400)
+    assert error["param"] == "x-request-id"
+
+
 @pytest.mark.parametrize("chunked", [False, True], ids=["declared", "chunked"])
 def test_a_body_that_is_too_large(service: RunningService, chunked: bool) -> None:
     chunks = [b" " * 2**20] * 17

@@ -31,6 +31,8 @@ def test_a_body_is_passed_on_as_it_came() -> None:
         (b'{"model": "\\ud800"}', 400, "surrogates not allowed"),
         (b'{"model": "m", "n": 129}', 400, "at most 128 sequences"),
         (b'{"model": "m", "n": 1e300}', 400, "at most 128 sequences"),
+        (b'{"model": "m", "n": "5000"}', 400, "n: expected a number; got '5000'"),
+        (b'{"model": "m", "stream_interval": 1000}', 400, "expected no such setting"),
         (b'{"model": "m", "n": 2, "prompt": [' + b'"x",' * 64 + b'"x"]}', 400, "2 for each of 65 prompts"),
         (b'{"model": "m", "prompt": [' + b'"x",' * 128 + b'"x"]}', 400, "at most 128 prompts"),
         (b'{"model": "m", "x": ' + b"[" * 65 + b"]" * 65 + b"}", 400, "more than 64 levels"),
