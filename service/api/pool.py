@@ -13,7 +13,15 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from service.config import PoolConfig
 from service.engine.protocol import Answer, Call, Message, Usage
-from service.errors import ENGINE_DEAD, POOL_FULL, ApiError, not_ready, pool_full, to_api_error
+from service.errors import (
+    ENGINE_DEAD,
+    POOL_FULL,
+    ApiError,
+    engine_dead,
+    not_ready,
+    pool_full,
+    to_api_error,
+)
 from service.metrics import REQUESTS
 
 PROBE_PERIOD_S = 0.5
@@ -148,7 +156,7 @@ class Pool:
             # One replica is full or going, and says nothing of the others. Serve picks the one that holds
             # least: one whose engine is dead, as long as its process is there.
             if refusal == ENGINE_DEAD and not self.ready:
-                raise not_ready(self.config.model_id)
+                raise engine_dead() if lost else not_ready(self.config.model_id)
             if time.monotonic() > deadline_s:
                 raise self._full() if refusal == POOL_FULL else not_ready(self.config.model_id)
             await asyncio.sleep(FULL_PERIOD_S)
