@@ -157,18 +157,18 @@ def test_mixed_phases_equal_write_through(geometry, interval, generator):
 
 
 @each_family
-@pytest.mark.parametrize("offset", [-1, -1003, 2**40 + 3])
+@pytest.mark.parametrize("offset", [-1003, 2**40 + 3])
 def test_a_log_lives_as_long_as_the_layout_says(geometry, offset, generator):
-    """Offsets that make a position negative among them, where the remainder is one of another kind."""
-    assert max(cycle_error(geometry, geometry.layout(5), generator, offset)) < FP32
-    for position in range(7, 12):
-        memory, live = SlotMemory.allocate(geometry.layout(5), 2, DEVICE), live_length(position, 5, offset)
+    """A negative position among them, whose remainder on a GPU is negative, too."""
+    assert max(cycle_error(geometry, geometry.layout(3), generator, offset)) < FP32
+    for position in range(7, 10):
+        memory, live = SlotMemory.allocate(geometry.layout(3), 2, DEVICE), live_length(position, 3, offset)
         token = tokens(geometry, 1, generator, torch.bfloat16)
         token["decay_ln"] = torch.full_like(token["decay_ln"], -0.5)
         step(geometry, token, memory, ids([1]), ids([position]), phase_offset=offset)
         written = memory.log_decays[1].sum((0, 2)).nonzero().flatten().tolist()
-        assert written == ([] if merges(live, 5) else [live])
-        assert memory.base.any().item() == merges(live, 5)
+        assert written == ([] if merges(live, 3) else [live])
+        assert memory.base.any().item() == merges(live, 3)
 
 
 @each_family
