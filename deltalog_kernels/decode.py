@@ -41,6 +41,7 @@ def kda_gates(
     return decay_ln, b.float().sigmoid()
 
 
+@torch.no_grad()
 def gdn_step(
     q: Tensor,
     k: Tensor,
@@ -72,7 +73,7 @@ def gdn_step(
     Slots of one call must differ. Raises ValueError on a shape, dtype or family that does not fit, and
     NotImplementedError on a device without a backend.
     """
-    layout, rows = memory.layout, _count_rows(slot_ids)
+    layout, rows = memory.layout, count_rows(slot_ids)
     gates = {"decay_ln": (decay_ln, (rows, layout.value_heads)), "beta": (beta, (rows, layout.value_heads))}
     out = check_step(GDN, q, k, v, gates, memory, slot_ids, positions, out)
     scale = layout.key_dim**-0.5 if scale is None else scale
@@ -82,6 +83,7 @@ def gdn_step(
     return out
 
 
+@torch.no_grad()
 def kda_step(
     q: Tensor,
     k: Tensor,
@@ -101,7 +103,7 @@ def kda_step(
     name       shape        dtype            dir     meaning
     decay_ln   [B, HV, K]   floating point   in      natural log of each key channel's decay, <= 0
     """
-    layout, rows = memory.layout, _count_rows(slot_ids)
+    layout, rows = memory.layout, count_rows(slot_ids)
     gates = {
         "decay_ln": (decay_ln, (rows, layout.value_heads, layout.key_dim)),
         "beta": (beta, (rows, layout.value_heads)),
@@ -113,6 +115,7 @@ def kda_step(
     return out
 
 
+@torch.no_grad()
 def rwkv6_step(
     r: Tensor,
     k: Tensor,
@@ -136,7 +139,7 @@ def rwkv6_step(
     bonus      [H, K]       floating point   in      weight of the current token (RWKV6's u), contiguous
     scale                                    in      on the receptance; None is 1
     """
-    layout, rows = memory.layout, _count_rows(slot_ids)
+    layout, rows = memory.layout, count_rows(slot_ids)
     gates = {
         "decay_ln": (decay_ln, (rows, layout.value_heads, layout.key_dim)),
     }
@@ -157,6 +160,7 @@ def merge(memory: SlotMemory, slot_ids: Tensor, positions: Tensor, *, phase_offs
     fold_and_fill(memory, slot_ids, positions, positions, phase_offset=phase_offset)
 
 
+@torch.no_grad()
 def fold_and_fill(
     memory: SlotMemory, slot_ids: Tensor, starts: Tensor, ends: Tensor, *, phase_offset: int = 0
 ) -> None:
@@ -168,7 +172,7 @@ def fold_and_fill(
 
     slot_ids, starts, ends [B], integer; padding slots (<= NULL_SLOT) are skipped.
     """
-    rows = _count_rows(slot_ids)
+    rows = count_rows(slot_ids)
     for name, tensor in (("slot_ids", slot_ids), ("starts", starts), ("ends", ends)):
         check_shape(name, tensor, (rows,))
     _check_integers(slot_ids=slot_ids, starts=starts, ends=ends)
@@ -202,7 +206,8 @@ def check_parameters(memory: SlotMemory, **parameters: tuple[Tensor, tuple[int, 
     _check_device(memory, *(tensor for tensor, _ in parameters.values()))
 
 
-def _count_rows(slot_ids: Tensor) -> int:
+def count_rows(slot_ids: Tensor) -> int:
+    """B, or -1 where slot_ids has no shape [B]."""
     return slot_ids.shape[0] if slot_ids.dim() == 1 else -1
 
 
@@ -218,7 +223,7 @@ def check_step(
     out: Tensor | None,
 ) -> Tensor:
     """Check a step's arguments; ``gates`` are those that the families do not share, with their shapes."""
-    layout, rows = memory.layout, _count_rows(slot_ids)
+    layout, rows = memory.layout, count_rows(slot_ids)
     if layout.family != family:
         raise ValueError(
             f"expected a pool of family {family.name}, got one of {layout.family.name}; "
@@ -236,6 +241,10 @@ def check_step(
         ("out", out, v_shape),
     ):
         check_shape(name, tensor, shape)
+        if not tensor.is_floating_point():
+            raise ValueError(
+                f"{name} must be floating point, got {tensor.dtype}; cast it to the model's dtype"
+            )
     if k.dtype != layout.key_dtype:
         raise ValueError(
             f"k must be {layout.key_dtype}, the dtype of the log's keys, got {k.dtype}; "

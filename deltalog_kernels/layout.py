@@ -25,6 +25,10 @@ and ages nothing (a log-decay of zero is a decay of one), so a log may count it 
 MAX_MERGE_INTERVAL = 64
 """Longest log that is worth its bytes in any supported geometry, with room to spare (see traffic.py)."""
 
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_UPDATE_DTYPES = _DTYPES[:3]
+"""float16 is none for updates: one that is divided by a small norm passes its largest number."""
+
 IntOrTensor = TypeVar("IntOrTensor", int, torch.Tensor)
 
 
@@ -66,6 +70,16 @@ class LogLayout:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        if self.merge_interval > MAX_MERGE_INTERVAL:
+            raise ValueError(
+                f"merge_interval must be {MAX_MERGE_INTERVAL} at most, got {self.merge_interval}; "
+                "a longer log costs more bytes than it saves"
+            )
+        dtypes = {"state_dtype": _DTYPES, "key_dtype": _DTYPES, "update_dtype": _UPDATE_DTYPES}
+        for name, allowed in dtypes.items():
+            if (dtype := getattr(self, name)) not in allowed:
+                names = ", ".join(str(kind).removeprefix("torch.") for kind in allowed)
+                raise ValueError(f"{name} must be one of {names}, got {dtype}; choose one of them")
         if self.value_heads % self.key_heads:
             raise ValueError(
                 f"value_heads must be a multiple of key_heads, got {self.value_heads} and {self.key_heads}"
@@ -177,6 +191,12 @@ class SlotMemory:
                     f"{name} must be {dtype} {[slots, *shape]}, got {tensor.dtype} {list(tensor.shape)}; "
                     "build the views from the same LogLayout that sized the pool"
                 )
+        pools = (self.base, self.log_keys, self.log_updates, self.log_decays)
+        if len({pool.device for pool in pools}) > 1:
+            raise ValueError(
+                "base, log_keys, log_updates and log_decays must be on one device, got "
+                f"{', '.join(str(pool.device) for pool in pools)}; move them to one"
+            )
 
     @classmethod
     def allocate(cls, layout: LogLayout, slots: int, device: torch.device | str = "cpu") -> "SlotMemory":

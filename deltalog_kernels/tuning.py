@@ -2,7 +2,8 @@
 
 Measured on an H200 (`deltalog bench kernels`). Another GPU, an RTX 4090 among them, runs the portable kernels
 by the same rules, which nobody has measured there. A choice never changes the order of a sum: the lanes that
-share a row are fixed for a layout, and the batch only decides how many rows a program takes.
+share a row are fixed for a layout, and the batch only decides how many rows a program takes, with how many
+warps and stages.
 """
 
 from collections.abc import Iterator

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from service.config import ConfigError, load_config
 from service.keys import load_keys, new_key
-from service.launch import LaunchError, serve_until_signalled
+from service.launch import LaunchError, check_engines, serve_until_signalled
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console()
@@ -54,12 +54,7 @@ def validate(config: ConfigPath) -> None:
         checked = load_config(config)
         if checked.keys_file:
             load_keys(checked.keys_file)
-        # Importing vLLM takes seconds; only this command needs it here.
-        from service.engine.vllm_engine import engine_args
-
-        for pool in checked.pools:
-            if not pool.sim:
-                engine_args(pool)
+        check_engines(checked)
         console.print(f"{config} is valid.")
 
 

@@ -84,6 +84,10 @@ class PoolConfig(Settings):
         description='Steps per merge of the log into the base state; "auto": derived from the model\'s '
         "shapes; 1: write-through; null: DeltaLog is off and vLLM is stock.",
     )
+    tool_call_parser: str | None = Field(
+        default=None,
+        description="vLLM's name of the way in which the model writes tool calls; null: tools are refused.",
+    )
     engine_args: dict[str, Any] = Field(
         default_factory=dict, description="Further vLLM engine arguments, by their Python names."
     )
@@ -103,10 +107,11 @@ class PoolConfig(Settings):
 
     @model_validator(mode="after")
     def _one_engine(self) -> "PoolConfig":
-        if self.sim and (self.engine_args or self.merge_interval is not None):
+        of_vllm = ("engine_args", "merge_interval", "tool_call_parser")
+        if self.sim and any(getattr(self, name) not in (None, {}) for name in of_vllm):
             raise ValueError(
-                "sim: expected neither engine_args nor merge_interval beside a simulated engine, which has "
-                "no vLLM; got both; remove one"
+                f"sim: expected none of {', '.join(of_vllm)} beside a simulated engine, which has no vLLM; "
+                "got both; remove one"
             )
         return self
 
@@ -206,9 +211,14 @@ def read_yaml(path: Path) -> Any:
     """The values in a YAML file. Raises ConfigError when it cannot be read."""
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    # A date that is none and a number that is too long are a ValueError, deep nesting a RecursionError.
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        came = str(error)
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+            # PyYAML would quote the line, which may hold a secret.
+            came = f"{error.problem} in line {error.problem_mark.line + 1}"
         raise ConfigError(
-            f"{path}: expected a readable YAML file; got: {error}; correct the path or the file"
+            f"{path}: expected a readable YAML file; got: {came}; correct the path or the file"
         ) from None
 
 

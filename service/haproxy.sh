@@ -2,16 +2,26 @@
 # Ray runs this in place of HAProxy. It corrects the configuration that Ray has just written, then becomes HAProxy:
 #   - the API alone listens beyond loopback, on the service's own host: Ray's replicas stay on 127.0.0.1;
 #   - HAProxy's metrics and statistics pages, which Ray puts on every interface, are left out;
+#   - Serve's pages under /-/, which ask for no key, are no routes of the API;
+#   - headers by which a client could change what Serve does with its request are taken out, and an x-request-id that
+#     Serve cannot read is refused;
 #   - its control socket is for this user alone;
 #   - no ingress means 503 at once: Serve's own proxy, which Ray keeps in reserve, would wait or say 404;
 #   - splicing is off: with it, one in twenty clients that leave while they wait for an answer is not noticed;
 #   - what HAProxy answers by itself has the shape of the API.
 set -eu
+missing='{"error": {"message": "expected a route of the API; this path is none; the models are at /v1/models", "type": "invalid_request_error", "param": null, "code": "not_found"}}'
+hidden="http-request return status 404 content-type application/json string '$missing' if { path,url_dec -m beg /-/ }"
+bad_id='{"error": {"message": "x-request-id: expected 1 to 128 visible ASCII characters; got something else; correct it or leave it out", "type": "invalid_request_error", "param": "x-request-id", "code": null}}'
+for header in x-request-disconnect-disabled x-request-timeout-seconds serve_multiplexed_model_id serve-multiplexed-model-id x-session-id; do
+    hidden="$hidden\\n    http-request del-header $header"
+done
+hidden="$hidden\\n    http-request return status 400 content-type application/json string '$bad_id' if { req.hdr_cnt(x-request-id) gt 0 } !{ req.hdr(x-request-id) -m reg ^[!-~]{1,128}\$ }"
 previous=
 for argument; do
     if [ "$previous" = -f ]; then
         sed -i \
-            -e "/^frontend http_frontend/,/^ *bind /s|^ *bind .*|    bind $DELTALOG_BIND|" \
+            -e "/^frontend http_frontend/,/^ *bind /s|^ *bind .*|    bind $DELTALOG_BIND\n    $hidden|" \
             -e '/^frontend prometheus/,/no log/d' \
             -e '/^listen stats/,$d' \
             -e 's/mode 666 level admin/mode 600 level admin/' \

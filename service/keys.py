@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import logging
 import math
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from service.config import ConfigError, Count, Settings, parse, read_yaml
 from service.errors import ApiError
@@ -23,11 +24,21 @@ RELOAD_PERIOD_S = 1.0
 logger = logging.getLogger("ray.serve")
 
 
+def _is_hash(value: object) -> object:
+    # What came may be the key itself, and is not said.
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{64}", value):
+        raise ValueError(
+            "expected 64 hexadecimal digits, the SHA-256 of a key; got something else; print it with "
+            "`python -m service key NAME`"
+        )
+    return value
+
+
 class KeyConfig(Settings):
     """One key and what it may do; a limit that is null does not exist."""
 
     name: str = Field(min_length=1, description="Whose key it is; the name that logs use.")
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] = Field(
+    sha256: Annotated[str, BeforeValidator(_is_hash)] = Field(
         description="SHA-256 of the key, as `python -m service key` prints it."
     )
     requests_per_minute: Count | None = Field(default=None, description="Requests a minute.")
@@ -73,7 +84,7 @@ def _hash(key: str) -> str:
 class Bucket:
     """What is left of an allowance that refills evenly, `per_minute` a minute and no further than that."""
 
-    def __init__(self, per_minute: int) -> None:
+    def __init__(self, per_minute: float) -> None:
         self.per_minute = per_minute
         self._left = float(per_minute)
         self._at_s = time.monotonic()
@@ -106,14 +117,28 @@ class Key:
     """A key and what is left of its limits. Each of several ingresses grants its share, rounded up."""
 
     def __init__(self, config: KeyConfig, ingresses: int) -> None:
-        self.config = config
-        share = [
-            limit and math.ceil(limit / ingresses)
-            for limit in (config.requests_per_minute, config.tokens_per_minute, config.concurrent_requests)
-        ]
-        self._requests, self._tokens = (Bucket(limit) if limit else None for limit in share[:2])
-        self._most_at_once = share[2] or math.inf
+        self._ingresses = ingresses
+        self._requests: Bucket | None = None
+        self._tokens: Bucket | None = None
         self._running = 0
+        self.limit(config)
+
+    def limit(self, config: KeyConfig) -> None:
+        """Set the limits. What runs and what is owed stays."""
+        self.config = config
+        self._requests = self._bucket(self._requests, config.requests_per_minute)
+        self._tokens = self._bucket(self._tokens, config.tokens_per_minute)
+        self._most_at_once = self._share(config.concurrent_requests)
+
+    def _share(self, limit: int | None) -> float:
+        return math.inf if limit is None else math.ceil(limit / self._ingresses)
+
+    def _bucket(self, before: Bucket | None, limit: int | None) -> Bucket | None:
+        if limit is None:
+            return None
+        bucket = before or Bucket(self._share(limit))
+        bucket.per_minute = self._share(limit)
+        return bucket
 
     @contextmanager
     def lease(self) -> Iterator[Lease]:
@@ -167,7 +192,10 @@ class KeyRing:
         """Read the file again whenever it changes, for ever. One that is wrong changes nothing."""
         while True:
             await asyncio.sleep(RELOAD_PERIOD_S)
-            self.reload_if_changed()
+            try:
+                self.reload_if_changed()
+            except Exception:
+                logger.exception("The keys stay as they were.")
 
     def reload_if_changed(self) -> None:
         stamp = self._stamp()
@@ -179,8 +207,10 @@ class KeyRing:
         except ConfigError as error:
             logger.error("The keys stay as they were: %s", error)
             return
-        known = {key.config: key for key in self._keys}
-        self._keys = [known.get(config) or Key(config, self._ingresses) for config in configs]
+        known = {key.config.sha256: key for key in self._keys}
+        self._keys = [known.get(config.sha256) or Key(config, self._ingresses) for config in configs]
+        for key, config in zip(self._keys, configs, strict=True):
+            key.limit(config)
         logger.info("%d keys read.", len(self._keys))
 
     def _stamp(self) -> tuple[int, ...]:

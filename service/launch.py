@@ -26,6 +26,8 @@ METRICS_PERIOD_S = 4
 """A scrape sees what was true this long ago at most. Ray's own default is 10 s. It exports increments, and
 drops those that take longer than half the period to collect: at 1 s a busy machine loses some, silently."""
 
+CLIENT_TIMEOUT_S = 120
+SIGNAL_PERIOD_S = 0.2
 STOP_TIMEOUT_S = 30
 """What Serve needs beside the requests' own time."""
 
@@ -48,12 +50,14 @@ def serve_until_signalled(path: Path, console: Console) -> None:
 
     config = load_config(path)
     _check(config)
-    _handle_signals()
+    # A signal that comes while something else is done is kept until it can be.
+    hangups: list[int] = []
+    _handle_signals(hangups)
     with ExitStack() as running:
         try:
             step("Starting Ray.")
             running.callback(ray.shutdown)
-            step(f"Ray runs; it and vLLM log to {_start_ray(config)}.")
+            step(f"Ray runs; it and vLLM log to {_start_ray(config, hangups)}.")
             _check_cpus(config)
             running.callback(_drain, config)
             for pool in config.pools:
@@ -62,10 +66,15 @@ def serve_until_signalled(path: Path, console: Console) -> None:
                 _deploy(config)
             step(f"Ready at {config.url}/v1; metrics are on port {config.metrics_port}.")
             while True:
-                signal.pause()
-                # A signal that only wakes us is SIGHUP.
+                while not hangups:
+                    time.sleep(SIGNAL_PERIOD_S)
+                hangups.clear()
                 step("Reading the configuration again.")
-                step(_redeploy(path, config))
+                try:
+                    config = _redeploy(path, config)
+                    step("The new configuration serves.")
+                except (ConfigError, LaunchError) as error:
+                    step(f"The service goes on as it was configured: {error}")
         except KeyboardInterrupt:
             pass
         finally:
@@ -108,6 +117,17 @@ def _check_files(config: ServiceConfig) -> None:
             )
 
 
+def check_engines(config: ServiceConfig) -> None:
+    """Whether vLLM takes its arguments. Raises ConfigError."""
+    pools = [pool for pool in config.pools if not pool.sim]
+    if pools:
+        # Importing vLLM takes seconds.
+        from service.engine.vllm_engine import engine_args
+
+        for pool in pools:
+            engine_args(pool)
+
+
 def _check_cpus(config: ServiceConfig) -> None:
     # Serve would wait for ever for CPUs that Ray does not have.
     needed = sum(pool.replicas * pool.cpus_per_replica for pool in config.pools)
@@ -119,7 +139,7 @@ def _check_cpus(config: ServiceConfig) -> None:
         )
 
 
-def _start_ray(config: ServiceConfig) -> Path:
+def _start_ray(config: ServiceConfig, hangups: list[int]) -> Path:
     """Start Ray and Serve's HTTP proxy. Returns the directory of their logs.
 
     HAProxy alone listens on `config.host`; what it talks to listens on 127.0.0.1. Ray's own ports listen on
@@ -134,10 +154,11 @@ def _start_ray(config: ServiceConfig) -> Path:
         _metrics_export_port=config.metrics_port,
         logging_level=logging.ERROR,
         log_to_driver=False,
-        _system_config={"metrics_report_interval_ms": METRICS_PERIOD_S * 1000},
+        # By itself Ray runs its workers at a niceness of 15, so that whatever else runs starves the service.
+        _system_config={"metrics_report_interval_ms": METRICS_PERIOD_S * 1000, "worker_niceness": 0},
     )
     # Ray has put a handler in the place of ours that ends the process without stopping anything.
-    _handle_signals()
+    _handle_signals(hangups)
     serve.start(http_options={"host": "127.0.0.1", "port": config.port})
     return Path(context.address_info["session_dir"]) / "logs"
 
@@ -155,8 +176,12 @@ def _ray_environment(config: ServiceConfig) -> dict[str, str]:
         "DELTALOG_BIND": f"{host}:{config.port}",
         "DELTALOG_UNAVAILABLE": str(here / "unavailable.http"),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
+        # Serve ends a proxy that is not up in time, by itself 5 s, which a busy machine takes to import it.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         # A HAProxy that was replaced, because an ingress came or went, keeps its streams as long as a drain.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(math.ceil(config.drain_timeout_s)),
+        # Of a client that says or reads nothing; by itself an hour, in which it holds a place.
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(CLIENT_TIMEOUT_S),
         # HAProxy knows within a second that an ingress leaves.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
     }
@@ -173,22 +198,25 @@ def _deploy(config: ServiceConfig) -> None:
         raise LaunchError(reason.strip()) from None
 
 
-def _redeploy(path: Path, running: ServiceConfig) -> str:
-    """Roll a changed configuration out, a replica at a time. What came of it; a wrong one changes nothing."""
-    fixed = ("host", "port", "metrics_port")
+def _redeploy(path: Path, running: ServiceConfig) -> ServiceConfig:
+    """Roll a changed configuration out, a replica at a time, and return it.
+
+    Raises ConfigError and LaunchError when it is wrong; then the running one serves, again if it must.
+    """
+    config = load_config(path)
+    _check_files(config)
+    for setting in ("host", "port", "metrics_port", "drain_timeout_s"):
+        if getattr(config, setting) != getattr(running, setting):
+            raise LaunchError(f"{setting}: expected what it was at the start; got another; restart instead")
+    _check_cpus(config)
+    check_engines(config)
     try:
-        config = load_config(path)
-        _check_files(config)
-        for setting in fixed:
-            if getattr(config, setting) != getattr(running, setting):
-                raise LaunchError(
-                    f"{setting}: expected what it was at the start; got another; restart instead"
-                )
-        _check_cpus(config)
         _deploy(config)
-    except (ConfigError, LaunchError) as error:
-        return f"The service goes on as it was configured: {error}"
-    return "The new configuration serves."
+    except LaunchError:
+        # Serve has stopped replicas for one that does not start, and leaves it at that.
+        _deploy(running)
+        raise
+    return config
 
 
 def _drain(config: ServiceConfig) -> None:
@@ -199,9 +227,11 @@ def _drain(config: ServiceConfig) -> None:
         time.sleep(0.2)
 
 
-def _handle_signals() -> None:
+def _handle_signals(hangups: list[int]) -> None:
+    """SIGTERM interrupts as SIGINT does; SIGHUP is noted."""
+
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
-    signal.signal(signal.SIGHUP, lambda *_: None)
+    signal.signal(signal.SIGHUP, lambda number, _: hangups.append(number))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import xml.etree.ElementTree as ElementTree
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
@@ -31,7 +32,7 @@ def pytest(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str
 
 def copy_with(fault: Fault, directory: Path) -> None:
     """The project in ``directory``, with the fault in it."""
-    ignored = shutil.ignore_patterns(".git", ".venv", ".mypy_cache", ".pytest_cache", "__pycache__")
+    ignored = shutil.ignore_patterns(".git", ".venv", "tools", ".mypy_cache", ".pytest_cache", "__pycache__")
     shutil.copytree(ROOT, directory, ignore=ignored, dirs_exist_ok=True)
     source = directory / fault.file
     text = source.read_text()
@@ -54,11 +55,28 @@ def caught_by(fault: Fault) -> str | None:
     return failed[1] if failed else None
 
 
+def results(report: Path) -> list[str]:
+    """A row for each test in pytest's XML: its name, what it recorded, seconds."""
+    rows = []
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        # A failure, an error and a skipped test have an element of their own.
+        bad = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
+        said = [
+            f"**{bad[0]}**" if bad else "passed",
+            *(found.get("value", "") for found in case.iter("property")),
+        ]
+        rows.append(f"| {case.get('name')} | {'; '.join(said)} | {float(case.get('time', 0)):.0f} |")
+    return rows
+
+
 def main() -> None:
     start = time.monotonic()
     print("long tests ...", flush=True)
-    fuzz = pytest("-q", "-m", "long and not gpu", "tests")
-    print(fuzz.stdout, flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch) / "report.xml"
+        fuzz = pytest("-q", "-m", "long and not gpu", f"--junitxml={report}", "tests")
+        print(fuzz.stdout, flush=True)
+        measured = results(report)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         caught = track(pool.map(caught_by, FAULTS), description="seeded faults", total=len(FAULTS))
         catches = dict(zip((fault.name for fault in FAULTS), caught, strict=True))
@@ -72,6 +90,7 @@ def main() -> None:
         f"{date.today()}, commit {commit}, Python {platform.python_version()}, "
         f"{time.monotonic() - start:.0f} s.\n\n"
         f"Long tests: {fuzz.stdout.strip().splitlines()[-1]}\n\n"
+        "| test | result | s |\n|---|---|---|\n" + "\n".join(measured) + "\n\n"
         f"Seeded faults (tests/faults.py): {len(FAULTS) - len(survivors)} of {len(FAULTS)} caught.\n\n"
         "| fault | caught by |\n|---|---|\n" + "\n".join(rows) + "\n"
     )

@@ -68,8 +68,9 @@ def measure(
 
         check(case, two_launch_step)
         times["two_launch"] = time_case(case, two_launch_step)["cycle"]
-    through = time_case(replace(case, layout=replace(layout, merge_interval=1)))["cycle"]
-    theirs = {"deltalog M=1": through}
+    through = replace(case, layout=replace(layout, merge_interval=1))
+    check(through)
+    theirs = {"deltalog M=1": time_case(through)["cycle"]}
     found, missing = baselines(layout.family, layout.state_dtype) if published else ([], [])
     for baseline in found:
         try:

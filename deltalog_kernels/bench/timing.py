@@ -38,7 +38,7 @@ def graph_ms(launch: Callable[[], object]) -> float:
 
 
 def ceilings_gb_s() -> dict[str, float]:
-    """Best GB/s of a stream that reads, and of one that reads and writes, 2 GB each."""
+    """Median GB/s of a stream that reads, and of one that reads and writes, 2 GB each."""
     source = torch.randn(2**29, device="cuda")
     target = torch.empty_like(source)
     read, copy = graph_ms(lambda: source.sum()), graph_ms(lambda: torch.mul(source, 1.0, out=target))

@@ -19,6 +19,7 @@ from deltalog_kernels.kernels.delta_rule import append_decode, softplus
 from deltalog_kernels.kernels.replay import (
     add_full_log,
     channel_offsets,
+    clamped,
     entry_sums,
     live_entries,
     replay_prep,
@@ -140,7 +141,7 @@ def replay_prep_kernel(
     gate = tl.load(a_ptr + head * GATES + gate_channel).to(tl.float32)
     gate += tl.load(dt_bias_ptr + hv * GATES + gate_channel).to(tl.float32)
     decay_ln = -tl.exp(tl.load(a_log_ptr + hv).to(tl.float32)) * softplus(gate)
-    decay_ln = tl.maximum(decay_ln, DECAY_LN_MIN)
+    decay_ln = clamped(decay_ln, DECAY_LN_MIN)
     beta = tl.sigmoid(tl.load(b_ptr + head).to(tl.float32))
 
     decayed_keys, total = replay_prep(

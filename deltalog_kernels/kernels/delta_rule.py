@@ -9,6 +9,7 @@ import triton.language as tl
 from deltalog_kernels.kernels.replay import (
     add_full_log,
     channel_offsets,
+    clamped,
     entry_sums,
     live_entries,
     merges_now,
@@ -144,7 +145,7 @@ def delta_rule_kernel(
         gate = decay_ln + tl.load(dt_bias_ptr + hv * GATES + gate_channel).to(tl.float32)
         decay_ln = lower_bound * tl.sigmoid(rate * gate) if BOUNDED else -rate * softplus(gate)
         beta = tl.sigmoid(beta)
-    decay_ln = tl.maximum(decay_ln, DECAY_LN_MIN)
+    decay_ln = clamped(decay_ln, DECAY_LN_MIN)
 
     decayed_keys, total = replay_prep(
         log_keys_ptr, log_decays_ptr, decay_ln, live, channel, gate_channel, K, GATES, ENTRIES

@@ -1,7 +1,7 @@
 """The Triton kernels behind decode.py: strides, sizes and a launch configuration for each call.
 
 The functions have the signatures of cpu.py's. Arguments are validated in decode.py; what only these
-kernels ask for is checked here.
+kernels ask for is checked here. Triton launches on the current GPU, so the pool's is made that one.
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ import triton
 from torch import Tensor
 
 from deltalog_kernels import tuning
-from deltalog_kernels.kernels import delta_rule, rwkv6
+from deltalog_kernels.kernels import delta_rule, replay, rwkv6
 from deltalog_kernels.kernels.fold import fill_kernel, fold_kernel
 from deltalog_kernels.layout import DECAY_LN_MIN, NEUTRAL, NULL_SLOT, LogLayout, SlotMemory
 from deltalog_kernels.reference import L2_EPS
 
-MIXED, APPEND, MERGE = 0, 1, 2
+MIXED, APPEND, MERGE = 0, replay.APPEND.value, replay.MERGE.value
 """What a batch holds: rows in any phase (each program branches), or, on the caller's word, one phase only."""
 
 
@@ -45,22 +45,23 @@ def delta_rule_step(
     layout = memory.layout
     _check_rows(q=q, k=k, v=v, gate=gate, beta=beta, out=out)
     plan = _plan(memory, slot_ids, positions)
-    plan.kernels.delta_rule_kernel[plan.grid](
-        *(q, k, v, gate, beta, a_log, dt_bias, out),
-        *(plan.base, *_log(memory)),
-        *(slot_ids, positions),
-        *(tensor.stride(0) for tensor in (q, k, v, gate, beta, out)),
-        *(plan.base_stride, *(pool.stride(0) for pool in _log(memory))),
-        *(phase_offset, scale, 0.0 if lower_bound is None else lower_bound),
-        HEADS_RATIO=layout.heads_ratio,
-        HV=layout.value_heads,
-        RAW_GATES=a_log is not None,
-        BOUNDED=lower_bound is not None,
-        PHASE=phase,
-        EPS=L2_EPS,
-        GATES=layout.decay_dim,
-        **plan.options,
-    )
+    with torch.cuda.device_of(memory.base):
+        plan.kernels.delta_rule_kernel[plan.grid](
+            *(q, k, v, gate, beta, a_log, dt_bias, out),
+            *(plan.base, *_log(memory)),
+            *(slot_ids, positions),
+            *(tensor.stride(0) for tensor in (q, k, v, gate, beta, out)),
+            *(plan.base_stride, *(pool.stride(0) for pool in _log(memory))),
+            *(phase_offset % layout.merge_interval, scale, 0.0 if lower_bound is None else lower_bound),
+            HEADS_RATIO=layout.heads_ratio,
+            HV=layout.value_heads,
+            RAW_GATES=a_log is not None,
+            BOUNDED=lower_bound is not None,
+            PHASE=phase,
+            EPS=L2_EPS,
+            GATES=layout.decay_dim,
+            **plan.options,
+        )
 
 
 def rwkv6_step(
@@ -83,18 +84,19 @@ def rwkv6_step(
     layout = memory.layout
     _check_rows(r=r, k=k, v=v, gate=gate, out=out)
     plan = _plan(memory, slot_ids, positions)
-    plan.kernels.rwkv6_kernel[plan.grid](
-        *(r, k, v, gate, bonus, out),
-        *(plan.base, *_log(memory)),
-        *(slot_ids, positions),
-        *(tensor.stride(0) for tensor in (r, k, v, gate, out)),
-        *(plan.base_stride, *(pool.stride(0) for pool in _log(memory))),
-        *(phase_offset, scale),
-        H=layout.value_heads,
-        RAW_DECAY=raw,
-        PHASE=phase,
-        **plan.options,
-    )
+    with torch.cuda.device_of(memory.base):
+        plan.kernels.rwkv6_kernel[plan.grid](
+            *(r, k, v, gate, bonus, out),
+            *(plan.base, *_log(memory)),
+            *(slot_ids, positions),
+            *(tensor.stride(0) for tensor in (r, k, v, gate, out)),
+            *(plan.base_stride, *(pool.stride(0) for pool in _log(memory))),
+            *(phase_offset % layout.merge_interval, scale),
+            H=layout.value_heads,
+            RAW_DECAY=raw,
+            PHASE=phase,
+            **plan.options,
+        )
 
 
 def fold_and_fill(
@@ -107,21 +109,23 @@ def fold_and_fill(
         return
     heads = {"HEADS_RATIO": layout.heads_ratio, "HV": layout.value_heads, "GATES": layout.decay_dim}
     strides = [pool.stride(0) for pool in (memory.base, *_log(memory))]
-    fold_kernel[(len(slot_ids) * layout.value_heads * (layout.value_dim // tuning.ROWS),)](
-        *(memory.base, *_log(memory), slot_ids, starts, *strides, phase_offset),
-        ROWS=tuning.ROWS,
-        CHUNK=tuning.chunk(layout),
-        **_sizes(layout),
-        **heads,
-        num_warps=1,
-    )
-    fill_kernel[(len(slot_ids) * layout.value_heads,)](
-        *(*_log(memory), slot_ids, ends, *strides[1:], phase_offset),
-        NEUTRAL=NEUTRAL,
-        **_sizes(layout),
-        **heads,
-        num_warps=1,
-    )
+    offset = phase_offset % layout.merge_interval
+    with torch.cuda.device_of(memory.base):
+        fold_kernel[(len(slot_ids) * layout.value_heads * (layout.value_dim // tuning.ROWS),)](
+            *(memory.base, *_log(memory), slot_ids, starts, *strides, offset),
+            ROWS=tuning.ROWS,
+            CHUNK=tuning.chunk(layout),
+            **_sizes(layout),
+            **heads,
+            num_warps=1,
+        )
+        fill_kernel[(len(slot_ids) * layout.value_heads,)](
+            *(*_log(memory), slot_ids, ends, *strides[1:], offset),
+            NEUTRAL=NEUTRAL,
+            **_sizes(layout),
+            **heads,
+            num_warps=1,
+        )
 
 
 def _log(memory: SlotMemory) -> tuple[Tensor, Tensor, Tensor]:
@@ -250,6 +254,12 @@ def _check_layout(memory: SlotMemory, *indices: Tensor) -> None:
     layout = memory.layout
     if not all(index.is_contiguous() for index in indices):
         raise ValueError("slot ids and positions must be contiguous on a GPU; call .contiguous() once a step")
+    for name in ("state_dtype", "key_dtype", "update_dtype"):
+        if getattr(layout, name) == torch.float64:
+            raise NotImplementedError(
+                f"the GPU kernels work in fp32, expected a narrower {name}, got torch.float64; "
+                "keep an fp64 pool on the CPU"
+            )
     for name, size in (("key_dim", layout.key_dim), ("value_dim", layout.value_dim)):
         if size & (size - 1) or not 16 <= size <= 256:
             raise NotImplementedError(

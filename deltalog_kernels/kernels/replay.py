@@ -10,6 +10,9 @@ Triton's version.
 import triton
 import triton.language as tl
 
+APPEND, MERGE = tl.constexpr(1), tl.constexpr(2)
+"""The phase that all rows of a batch are in, where the caller says so; 0 is a batch in any phases."""
+
 
 @triton.jit
 def channel_offsets(K: tl.constexpr, CHUNK: tl.constexpr):
@@ -38,19 +41,26 @@ def entry_sums(log):
 
 @triton.jit
 def live_entries(position, phase_offset, M: tl.constexpr):
-    """layout.live_length on the device."""
-    return ((position + phase_offset) % M).to(tl.int32)
+    """layout.live_length on the device, phase_offset being from 0 to M - 1."""
+    # The remainder of a negative number is negative here, unlike Python's.
+    return ((position % M + phase_offset + M) % M).to(tl.int32)
 
 
 @triton.jit
 def merges_now(live, M: tl.constexpr, PHASE: tl.constexpr):
-    """Whether a row merges: its log is full, unless the caller says that all append (1) or merge (2)."""
+    """Whether a row merges: its log is full, unless the caller says that all append or merge."""
     merging = live == M - 1
-    if PHASE == 1:
+    if PHASE == APPEND:
         merging = False
-    if PHASE == 2:
+    if PHASE == MERGE:
         merging = True
     return merging
+
+
+@triton.jit
+def clamped(decay_ln, DECAY_LN_MIN: tl.constexpr):
+    """The log-decay, DECAY_LN_MIN at least; one that is NaN stays so, and shows in the output."""
+    return tl.maximum(decay_ln, DECAY_LN_MIN, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

@@ -10,6 +10,7 @@ import triton.language as tl
 from deltalog_kernels.kernels.replay import (
     add_full_log,
     channel_offsets,
+    clamped,
     entry_sums,
     live_entries,
     merges_now,
@@ -114,7 +115,7 @@ def rwkv6_kernel(
     decay_ln = tl.load(decay_ptr + row * decay_stride + h * K + channel).to(tl.float32)
     if RAW_DECAY:
         decay_ln = -tl.exp(decay_ln)
-    decay_ln = tl.maximum(decay_ln, DECAY_LN_MIN)
+    decay_ln = clamped(decay_ln, DECAY_LN_MIN)
 
     no_decay = tl.zeros_like(decay_ln)
     decayed_keys, total = replay_prep(

@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.http import respond
 from service.engine.protocol import Answer
-from service.errors import ApiError
+from service.errors import ApiError, to_api_error
 from service.keys import Key, KeyRing, Lease
 
 OPEN_PATHS = ("/health", "/health/ready")
@@ -34,7 +34,12 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record: dict[str, Any] = {"method": scope["method"], "path": scope["path"][:128], "key": None}
+        record: dict[str, Any] = {
+            "method": scope["method"],
+            "path": scope["path"][:128],
+            "key": None,
+            "request_id": None,
+        }
         started_at_s = time.monotonic()
 
         async def noting_status(message: Message) -> None:
@@ -50,6 +55,13 @@ class Guard:
                     await respond(Answer.of(error), _challenge(error))(scope, receive, noting_status)
                 else:
                     await self._app(scope, receive, noting_status)
+        except ClientDisconnect:
+            pass
+        except Exception as error:
+            logger.exception("Request %s failed.", record["request_id"])
+            if "status" in record:  # only a connection that breaks off says that the answer is not whole
+                raise
+            await respond(Answer.of(to_api_error(error)))(scope, receive, noting_status)
         finally:
             if scope["path"] not in OPEN_PATHS:
                 # No status: the client left before there was one.
@@ -61,7 +73,6 @@ class Guard:
         headers = Headers(scope=scope)
         request_id = headers.get("x-request-id", "")
         if not REQUEST_ID.fullmatch(request_id):
-            record["request_id"] = None
             raise ApiError(
                 400,
                 "x-request-id: expected 1 to 128 visible ASCII characters; got something else; correct it or "

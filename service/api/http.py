@@ -21,6 +21,8 @@ MAX_CONTAINERS = 500_000
 """Opening brackets in a body, those in its texts included: they bound the memory that it takes."""
 MAX_SEQUENCES = 128
 """Sequences that one request may generate."""
+BYTES_A_TOKEN = 4
+"""Of a body, roughly: what a request is charged until its usage is known, or if its client leaves before."""
 
 
 async def read_body(request: Request) -> bytes:
@@ -48,6 +50,8 @@ def parse_body(raw: bytes) -> dict[str, Any]:
         raise ApiError(400, f"expected at most {MAX_CONTAINERS} lists and objects; got more; send fewer")
     try:
         body = json.loads(raw.decode(), parse_constant=_refuse_constant)
+        if not isinstance(body, dict):
+            raise ValueError(type(body).__name__)
         _refuse_too_deep(body)
         if b"\\u" in raw:
             # Half of a pair of escapes is valid JSON and no text.
@@ -55,14 +59,19 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         came = str(error) if raw else "an empty body"
         raise ApiError(400, f"expected a JSON object; got {came}; send the request as JSON") from None
-    if not isinstance(body, dict):
-        raise ApiError(400, f"expected a JSON object; got {type(body).__name__}; send the request as JSON")
     model = body.get("model")
     if not isinstance(model, str):
         raise ApiError(
             400,
             f"model: expected the name of a model; got {reprlib.repr(model)}; take a name from /v1/models",
             param="model",
+        )
+    if "stream_interval" in body:
+        raise ApiError(
+            400,
+            "stream_interval: expected no such setting, the service says how tokens travel; got one; leave "
+            "it out",
+            param="stream_interval",
         )
     _refuse_too_many_sequences(body)
     return body
@@ -108,8 +117,9 @@ def _refuse_too_large(num_bytes: int) -> None:
         )
 
 
-def _refuse_too_deep(body: Any) -> None:
-    level, depth = [body], 0
+def _refuse_too_deep(body: dict[str, Any]) -> None:
+    level: list[Any] = [body]
+    depth = 0
     while level := [
         inside
         for value in level
@@ -123,12 +133,20 @@ def _refuse_too_deep(body: Any) -> None:
 
 def _refuse_too_many_sequences(body: dict[str, Any]) -> None:
     prompts = body.get("prompt")
-    texts = (
-        len(prompts) if isinstance(prompts, list) and not all(type(item) is int for item in prompts) else 1
-    )
+    # A list of numbers is one prompt.
+    texts = max(1, sum(isinstance(item, str | list) for item in prompts) if isinstance(prompts, list) else 1)
     for name in ("n", "best_of"):
         copies = body.get(name)
-        if isinstance(copies, int | float) and copies * texts > MAX_SEQUENCES:
+        if copies is None:
+            continue
+        # vLLM would take text for the number that it spells.
+        if not isinstance(copies, int | float):
+            raise ApiError(
+                400,
+                f"{name}: expected a number; got {reprlib.repr(copies)}; correct it and send again",
+                param=name,
+            )
+        if copies * texts > MAX_SEQUENCES:
             raise ApiError(
                 400,
                 f"{name}: expected at most {MAX_SEQUENCES} sequences a request; got {copies} for each of "

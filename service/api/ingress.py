@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from service.api import schema
 from service.api.guard import Guard, lease_of
-from service.api.http import charge, events, parse_body, read_body, respond
+from service.api.http import BYTES_A_TOKEN, charge, events, parse_body, read_body, respond
 from service.api.pool import Pool
 from service.config import ServiceConfig
 from service.engine.protocol import Answer, Call, Endpoint, Usage
@@ -20,15 +20,14 @@ from service.keys import KeyRing
 
 VERSION = importlib.metadata.version("deltalog")
 
-api = FastAPI(title="DeltaLog", version=VERSION, docs_url=None, redoc_url=None)
+api = FastAPI(title="DeltaLog", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
 api.add_middleware(Guard)
 
 
 @api.exception_handler(ApiError)
 @api.exception_handler(HTTPException)
-@api.exception_handler(Exception)
 async def report(_: Request, error: Exception) -> Response:
-    """Every failure of a request, in OpenAI's shape."""
+    """What a request is refused for, in OpenAI's shape. Guard reports what nobody foresaw."""
     # A 405 names the methods that are allowed in a header.
     further = error.headers if isinstance(error, HTTPException) else None
     return respond(Answer.of(to_api_error(error)), further)
@@ -90,8 +89,9 @@ class Ingress:
         return schema.Status(status="ready")
 
     async def _serve(self, endpoint: Endpoint, request: Request) -> Response:
-        body = parse_body(await read_body(request))
-        lease = lease_of(request)
+        raw = await read_body(request)
+        body, lease = parse_body(raw), lease_of(request)
+        lease.tokens = len(raw) // BYTES_A_TOKEN
         messages = self._pool(body["model"]).answer(
             Call(endpoint, body, request.headers["x-request-id"]), request.state.record
         )
@@ -99,6 +99,8 @@ class Ingress:
         assert isinstance(answer, Answer)
         if answer.body is None:
             return StreamingResponse(events(messages, lease), media_type="text/event-stream")
+        if answer.status >= 400:
+            lease.tokens = 0
         async for message in messages:
             if isinstance(message, Usage):
                 charge(lease, message)

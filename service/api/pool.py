@@ -13,7 +13,15 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from service.config import PoolConfig
 from service.engine.protocol import Answer, Call, Message, Usage
-from service.errors import ENGINE_DEAD, POOL_FULL, ApiError, not_ready, pool_full, to_api_error
+from service.errors import (
+    ENGINE_DEAD,
+    POOL_FULL,
+    ApiError,
+    engine_dead,
+    not_ready,
+    pool_full,
+    to_api_error,
+)
 from service.metrics import REQUESTS
 
 PROBE_PERIOD_S = 0.5
@@ -62,8 +70,10 @@ class Pool:
             live = self._live if self._live > 1 else 0
         except Exception:
             live = 0
-        if bool(live) != self.ready:
-            logger.warning("Pool %r: %d replicas generate.", self.config.name, live)
+        if live != self._live:
+            logger.warning(
+                "Pool %r: %d of %d replicas generate.", self.config.name, live, self.config.replicas
+            )
         self._live = live
         return self.ready
 
@@ -76,7 +86,7 @@ class Pool:
         outcome, accepted, started, arrived_at_s = "aborted", False, False, time.monotonic()
         self._held += 1
         try:
-            async with aclosing(self._ask(call)) as messages:
+            async with aclosing(self._ask(call, record)) as messages:
                 async for message in messages:
                     if message is None:
                         accepted = True
@@ -98,11 +108,11 @@ class Pool:
             if accepted:
                 self._mean_s += (time.monotonic() - arrived_at_s - self._mean_s) / 16
 
-    async def _ask(self, call: Call) -> AsyncGenerator[Message | None, None]:
+    async def _ask(self, call: Call, record: dict[str, Any]) -> AsyncGenerator[Message | None, None]:
         """None once a replica has accepted, then what it answers; an Answer of its own if none does."""
         try:
             self._admit()
-            async with aclosing(self._ask_until_served(call)) as messages:
+            async with aclosing(self._ask_until_served(call, record)) as messages:
                 async for message in messages:
                     yield message
         except Exception as error:
@@ -118,45 +128,50 @@ class Pool:
         if self._held > self.config.replicas * self.config.max_concurrent_requests:
             raise self._full()
 
-    async def _ask_until_served(self, call: Call) -> AsyncGenerator[Message | None, None]:
-        """Ask other replicas while the one that Serve picks is full, and once more when it is lost before its
-        first word."""
+    async def _ask_until_served(
+        self, call: Call, record: dict[str, Any]
+    ) -> AsyncGenerator[Message | None, None]:
+        """Ask other replicas while the one that Serve picks is full or going, and once more when it is lost
+        between taking the request and its first word."""
         deadline_s, lost = time.monotonic() + ACCEPT_TIMEOUT_S, False
         while True:
-            started = False
+            accepted, started, refusal = False, False, None
             try:
                 async with aclosing(self._ask_one(call)) as messages:
                     async for message in messages:
                         refusal = message.code if isinstance(message, Answer) and not started else None
-                        if refusal == POOL_FULL:
-                            break
-                        if refusal == ENGINE_DEAD and not lost:
+                        if refusal == ENGINE_DEAD and accepted and not lost:
                             raise RayActorError
-                        started = started or message is not None
+                        if refusal == POOL_FULL or (refusal == ENGINE_DEAD and not accepted):
+                            break
+                        accepted, started = True, started or message is not None
                         yield message
                     else:
                         return
             except RayActorError:
                 if started or lost:
                     raise
-                lost = True
-                logger.warning(
-                    "Request %s lost its replica before an answer; trying once more.", call.request_id
-                )
-                continue
-            # One replica is full, and says nothing of the others.
+                # Its own line in the log says it; a replica that is lost is one incident, not one a request.
+                lost = record["tried_again"] = True
+            # One replica is full or going, and says nothing of the others. Serve picks the one that holds
+            # least: one whose engine is dead, as long as its process is there.
+            if refusal == ENGINE_DEAD and not self.ready:
+                raise engine_dead() if lost else not_ready(self.config.model_id)
             if time.monotonic() > deadline_s:
-                raise self._full()
+                raise self._full() if refusal == POOL_FULL else not_ready(self.config.model_id)
             await asyncio.sleep(FULL_PERIOD_S)
 
     async def _ask_one(self, call: Call) -> AsyncGenerator[Message | None, None]:
         replies: DeploymentResponseGenerator = self._replica.options(stream=True).answer.remote(call)
         try:
-            # A replica says at once whether it takes a request; an answer may take long.
+            # A replica says at once whether it takes a request; an answer may take long. (In Python 3.11
+            # asyncio.wait_for may lose a client's leaving that comes with the reply.)
             try:
-                yield await asyncio.wait_for(anext(replies), ACCEPT_TIMEOUT_S)
+                async with asyncio.timeout(ACCEPT_TIMEOUT_S):
+                    accepted = await anext(replies)
             except TimeoutError:
                 raise not_ready(self.config.model_id) from None
+            yield accepted
             async for message in replies:
                 yield message
         finally:

@@ -54,15 +54,18 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 _TEXT: dict[str, Any] = {"type": "string"}
 _PROMPT: dict[str, Any] = {
-    "oneOf": [_TEXT, {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}]
+    "oneOf": [
+        _TEXT | {"minLength": 1},
+        {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+    ]
 }
 _MESSAGES: dict[str, Any] = {
     "type": "array",
     "minItems": 1,
     "items": {
         "type": "object",
-        "required": ["role", "content"],
-        "properties": {"role": {"enum": ["system", "user", "assistant"]}, "content": _TEXT},
+        "required": ["role"],
+        "properties": {"role": _TEXT, "content": {"type": ["string", "array", "null"]}},
     },
 }
 _SAMPLING: dict[str, Any] = {

@@ -78,6 +78,9 @@ class EngineReplica:
         os._exit(1)
 
     def __del__(self) -> None:
+        if hasattr(self, "_watching"):
+            # The end of an engine that is told to stop is no death.
+            self._watching.cancel()
         if hasattr(self, "engine"):
             self.engine.shutdown()
 

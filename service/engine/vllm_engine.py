@@ -23,6 +23,7 @@ from vllm.entrypoints.serve import create_error_response
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
 from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
 from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.tool_parsers import ToolParserManager
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
@@ -38,7 +39,13 @@ _STREAM_ERROR = 'data: {"error"'
 
 
 def engine_args(pool: PoolConfig) -> AsyncEngineArgs:
-    """vLLM's arguments for `pool`. Raises ConfigError for a key or value that vLLM refuses."""
+    """vLLM's arguments for `pool`. Raises ConfigError for what vLLM refuses."""
+    parsers = ToolParserManager.list_registered()
+    if pool.tool_call_parser not in (None, *parsers):
+        raise ConfigError(
+            f"pool {pool.name!r}: tool_call_parser: expected one of {', '.join(sorted(parsers))}; got "
+            f"{pool.tool_call_parser!r}; correct it"
+        )
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     for key in sorted(pool.engine_args.keys() - known):
         raise ConfigError(
@@ -73,12 +80,14 @@ class VllmEngine:
             raise EngineStartError(_start_failure(error)) from error
         models = OpenAIServingModels(self._llm, [BaseModelPath(name=pool.model_id, model_path=pool.model)])
         templates: dict[str, Any] = {"chat_template": None, "chat_template_content_format": "auto"}
+        parser = pool.tool_call_parser
+        tools: dict[str, Any] = {"tool_parser": parser, "enable_auto_tools": parser is not None}
         renderer = OnlineRenderer(
-            self._llm.model_config, self._llm.renderer, request_logger=None, **templates
+            self._llm.model_config, self._llm.renderer, request_logger=None, **templates, **tools
         )
         renderer.warmup()
         shared: dict[str, Any] = {"online_renderer": renderer, "request_logger": None}
-        chat = OpenAIServingChat(self._llm, models, response_role="assistant", **shared, **templates)
+        chat = OpenAIServingChat(self._llm, models, response_role="assistant", **shared, **templates, **tools)
         completion = OpenAIServingCompletion(self._llm, models, **shared)
         tokenization = ServingTokenization(models, renderer, **templates)
         self._endpoints: dict[str, tuple[TypeAdapter[Any], Any]] = {
@@ -172,16 +181,40 @@ class VllmEngine:
             # vLLM's own checks of a body refuse it in their way, or trip over types that they do not expect.
             refusal = create_error_response(error).error.model_dump()
             raise ApiError(400, refusal["message"], param=refusal["param"]) from None
+        self._refuse(request)
         try:
             result = await create(request, http)
         except Exception as error:
             refusal = create_error_response(error).error.model_dump()
-            if refusal["code"] >= 500:
+            if refusal["code"] >= 500 and not self._llm.errored:
                 logger.exception("vLLM failed on a request.")
             raise self._api_error(refusal) from error
         if hasattr(result, "error"):
             raise self._api_error(result.error.model_dump())
         return result
+
+    def _refuse(self, request: Any) -> None:
+        """Raises ApiError for what vLLM takes and fails on, or refuses by naming a flag of its own server."""
+        seed, temperature = getattr(request, "seed", None), getattr(request, "temperature", None)
+        on_cpu = self._llm.vllm_config.device_config.device_type == "cpu"
+        if on_cpu and seed is not None and temperature != 0:
+            raise ApiError(
+                400,
+                "seed: expected none, or temperature 0, because vLLM on a CPU loses its engine to a seeded "
+                f"prompt that takes more than one step; got {seed}; leave it out",
+                param="seed",
+            )
+        asked = getattr(request, "tools", None) and getattr(request, "tool_choice", "none") not in (
+            None,
+            "none",
+        )
+        if asked and self._pool.tool_call_parser is None:
+            raise ApiError(
+                400,
+                "tools: expected none, because the pool has no `tool_call_parser`; got some; set it in the "
+                "configuration, or send `tool_choice` as none",
+                param="tools",
+            )
 
     def _api_error(self, error: dict[str, Any]) -> ApiError:
         if self._llm.errored:

@@ -57,6 +57,8 @@ def configuration(model: Path, **pool: Any) -> dict[str, Any]:
         "max_num_batched_tokens": 32,
         "enforce_eager": True,
         "kv_cache_memory_bytes": 24 * 1024**2,
+        # A model with random weights would go on with blanks for ever.
+        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
     }
     defaults = {
         "name": "test",
@@ -65,6 +67,7 @@ def configuration(model: Path, **pool: Any) -> dict[str, Any]:
         "max_concurrent_requests": MAX_CONCURRENT_REQUESTS,
         "stall_timeout_s": STALL_TIMEOUT_S,
         "merge_interval": 8,
+        "tool_call_parser": "hermes",
     }
     return {
         "port": port,

@@ -127,7 +127,10 @@ def test_two_ingresses_share_the_load(faulty: RunningService, accounts: Accounts
 
 
 def test_a_replica_is_killed_with_64_streams(faulty: RunningService, accounts: Accounts) -> None:
-    victim = faulty.processes(REPLICA)[0]
+    def said(replicas: int) -> int:
+        return faulty.logs().count(f"{replicas} of {REPLICAS} replicas generate")
+
+    victim, before = faulty.processes(REPLICA)[0], (said(1), said(2))
     streams = with_streams(faulty, CAPACITY, 300, lambda _: os.kill(victim, signal.SIGKILL))
     lost = [stream for stream in streams if not stream.done]
     assert 0 < len(lost) < CAPACITY
@@ -138,6 +141,8 @@ def test_a_replica_is_killed_with_64_streams(faulty: RunningService, accounts: A
         assert stream.complete, "the client is told, not cut off"
     assert all(stream.events == 300 for stream in streams if stream.done)
     accounts.close(ok=CAPACITY - len(lost), error=len(lost))
+    until(lambda: said(2) == before[1] + 2, 60, "both ingresses to see the new replica")
+    assert said(1) == before[0] + 2, "a line for each ingress, not one for each stream"
 
 
 def test_requests_whose_replica_dies_before_their_first_token_are_served(
@@ -157,7 +162,7 @@ def test_requests_whose_replica_dies_before_their_first_token_are_served(
     assert [one.status for one in streams] == [200] * 4
     assert not any(one.error for one in streams)
     assert [one.done for one in streams] == [True, False, True, False]
-    assert "trying once more" in faulty.logs(), "one of them at least has been on the replica that died"
+    assert '"tried_again": true' in faulty.logs(), "one of them at least has been on the replica that died"
     accounts.close(ok=4)
 
 
@@ -246,9 +251,13 @@ def test_clients_leave_plain_requests(faulty: RunningService, accounts: Accounts
     """Many, at different times: what makes one in twenty of them unnoticed shows."""
     number, chance = 100, random.Random(1)
 
+    # By these Serve would go on after its client has left, or give up by itself.
+    headers = {"x-request-disconnect-disabled": "?1", "x-request-timeout-seconds": "0.05"}
+    asked = {"model": "demo", "prompt": "x", "max_tokens": 30_000}
+
     def leave(wait_s: float) -> None:
         with pytest.raises(httpx.ReadTimeout):
-            faulty.post("completions", {"prompt": "x", "max_tokens": 30_000}, timeout_s=wait_s)
+            httpx.post(f"{faulty.url}/v1/completions", json=asked, headers=headers, timeout=wait_s)
 
     with ThreadPoolExecutor(8) as clients:
         list(clients.map(leave, [chance.uniform(0.1, 1) for _ in range(number)]))
@@ -292,4 +301,5 @@ def test_a_restart_under_load(faulty: RunningService, accounts: Accounts) -> Non
     asyncio.run(run())
     failed = [(one.status, one.events, one.error) for one in streams if not one.done]
     assert not failed, f"{len(failed)} of {len(streams)}"
+    accounts.close(ok=len(streams))
     until(lambda: not before & set(faulty.processes("ServeReplica:deltalog:")), 30, "the old ones to be gone")

@@ -157,7 +157,9 @@ def test_keys_and_prompts_stay_out_of_logs_and_metrics(guarded: RunningService) 
     prompt = "a secret that nobody else should read"
     assert ask(guarded, "free", prompt=prompt).status_code == 200
     ask(guarded, "free", prompt=prompt, max_tokens=-1)
-    httpx.get(f"{guarded.url}/v1/models", headers={"authorization": "Bearer sk-mistyped"})
+    headers = {"authorization": "Bearer sk-mistyped", "x-request-id": "the-last-of-them"}
+    httpx.get(f"{guarded.url}/v1/models", headers=headers)
+    until(lambda: "the-last-of-them" in guarded.logs(), 10, "all to be logged")
     logs = Path(guarded.output().partition("log to ")[2].split("\n")[0].rstrip("."))
     written = {path: path.read_bytes() for path in logs.rglob("*") if path.is_file()}
     written[Path("metrics")] = httpx.get(f"http://127.0.0.1:{guarded.config['metrics_port']}/metrics").content

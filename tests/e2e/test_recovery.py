@@ -1,4 +1,4 @@
-"""An engine that dies: what it held ends with an error, requests are refused, and the service comes back."""
+"""An engine that dies, stands still or is configured anew: what becomes of requests, and of the service."""
 
 import json
 import os
@@ -8,9 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import yaml
 from running_service import RunningService, descendants, until
 
-from service.metrics import REQUESTS, RUNNING_REQUESTS
+from service.metrics import (
+    MERGE_INTERVAL,
+    REQUESTS,
+    RUNNING_REQUESTS,
+    STATE_BYTES,
+    WRITE_THROUGH_BYTES,
+)
 
 
 def test_an_engine_that_dies_is_replaced(service: RunningService) -> None:
@@ -89,3 +96,38 @@ def test_an_engine_that_stalls_for_longer_is_replaced(service: RunningService) -
     service.wait_ready()
     answer = service.post("completions", {"prompt": "x", "max_tokens": 3, "ignore_eos": True})
     assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+def test_a_configuration_that_does_not_start_is_taken_back(service: RunningService) -> None:
+    """SIGHUP with more context than the model has: no replica of it starts."""
+    (pool,) = service.config["pools"]
+    wrong = pool | {"engine_args": pool["engine_args"] | {"max_model_len": 10_000_000}}
+    (service.folder / "service.yaml").write_text(yaml.safe_dump(service.config | {"pools": [wrong]}))
+    goes_on = "The service goes on as it was configured"
+    service.process.send_signal(signal.SIGHUP)
+    until(lambda: goes_on in service.output(), 180, "it to be taken back")
+    assert "max_model_len" in service.output().partition(goes_on)[2]
+    service.wait_ready()
+    assert service.post("completions", {"prompt": "x", "max_tokens": 3}).status_code == 200
+
+
+def test_deltalog_is_switched_off_in_place(service: RunningService) -> None:
+    """SIGHUP with a merge interval of 1: every token is written through, in the tests after it too."""
+    (pool,) = service.config["pools"]
+    config = service.config | {"pools": [pool | {"merge_interval": 1}]}
+    (service.folder / "service.yaml").write_text(yaml.safe_dump(config))
+    (engine,), said = service.processes("EngineCore"), service.output().count("The new configuration serves.")
+    service.process.send_signal(signal.SIGHUP)
+    until(lambda: service.output().count("The new configuration serves.") > said, 120, "it to be rolled out")
+    assert engine not in service.processes("EngineCore")
+    service.wait_ready()
+    until(lambda: service.scrape().total(MERGE_INTERVAL) == 1, 30, "the merge interval")
+    before = service.settled()
+    answer = service.post("completions", {"prompt": "x", "max_tokens": 33, "ignore_eos": True})
+    assert answer.json()["usage"]["completion_tokens"] == 33
+    after = service.settled()
+    written, write_through = (
+        after.total(spec, direction="write") - before.total(spec, direction="write")
+        for spec in (STATE_BYTES, WRITE_THROUGH_BYTES)
+    )
+    assert written == write_through > 0

@@ -9,6 +9,12 @@ import pytest
 from running_service import MAX_CONCURRENT_REQUESTS, RunningService, until
 
 LONG = "word " * 5000
+VLLM_ROUTES = [
+    *("/load", "/ping", "/invocations", "/server_info", "/collective_rpc", "/pause", "/resume", "/sleep"),
+    *("/wake_up", "/reset_prefix_cache", "/start_profile", "/update_weights", "/abort_requests"),
+    *("/scale_elastic_ep", "/v1/load_lora_adapter", "/v1/responses", "/v1/messages", "/v1/embeddings"),
+]
+SERVE_ROUTES = ["/-/routes", "/-/healthz", "/%2D/routes", "/-/ROUTES"]
 
 
 def refusal(response: httpx.Response, status: int) -> dict[str, Any]:
@@ -26,11 +32,18 @@ def the_next_request_is_served(service: RunningService) -> Any:
     assert service.post("completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'"model"'], ids=repr)
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'"model"', b"null"], ids=repr)
 def test_malformed_bodies(service: RunningService, content: bytes) -> None:
     error = refusal(httpx.post(f"{service.url}/v1/completions", content=content, timeout=60), 400)
     assert error["message"].startswith("expected a JSON object; got")
     assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("request_id", [b"\xff", b"two words", b"x" * 129], ids=["byte", "space", "long"])
+def test_wrong_request_ids(service: RunningService, request_id: bytes) -> None:
+    headers = {b"x-request-id": request_id}
+    error = refusal(httpx.get(f"{service.url}/v1/models", headers=headers, timeout=60), 400)
+    assert error["param"] == "x-request-id"
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["declared", "chunked"])
@@ -96,6 +109,12 @@ def test_unknown_models_routes_and_methods(service: RunningService) -> None:
     wrong_method = httpx.get(f"{service.url}/v1/completions")
     refusal(wrong_method, 405)
     assert wrong_method.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize("path", [*VLLM_ROUTES, *SERVE_ROUTES, "/docs", "/redoc", "/metrics"])
+def test_no_other_route_is_exposed(service: RunningService, path: str) -> None:
+    for method in ("GET", "POST"):
+        assert refusal(httpx.request(method, service.url + path), 404)["code"] == "not_found"
 
 
 def test_nobody_waits_for_a_model_that_loads(service: RunningService) -> None:

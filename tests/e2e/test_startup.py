@@ -13,6 +13,9 @@ import yaml
 from running_service import MARK, ROOT, configuration, descendants, until
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from service.config import ConfigError, parse_config
+from service.engine.vllm_engine import engine_args
+
 
 def run(command: str, config: dict[str, Any], folder: Path) -> "subprocess.CompletedProcess[str]":
     """`python -m service COMMAND` to its end; nothing that it started may outlive it."""
@@ -126,5 +129,13 @@ def test_more_cpus_than_there_are(demo_model: Path, tmp_path: Path) -> None:
 
 def test_validate_knows_vllms_arguments(demo_model: Path, tmp_path: Path) -> None:
     assert run("validate", configuration(demo_model), tmp_path).returncode == 0
-    said = refusal(run("validate", configuration(demo_model, engine_args={"max_model_length": 1}), tmp_path))
-    assert "expected arguments of vLLM's AsyncEngineArgs; got 'max_model_length'" in said
+    for wrong, what in (
+        (
+            {"engine_args": {"max_model_length": 1}},
+            "expected arguments of vLLM's AsyncEngineArgs; got 'max_m",
+        ),
+        ({"tool_call_parser": "none"}, "tool_call_parser: expected one of .*hermes.*; got 'none'"),
+    ):
+        (pool,) = parse_config(configuration(demo_model, **wrong), "test").pools
+        with pytest.raises(ConfigError, match=what):
+            engine_args(pool)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import pools
 
 from deltalog_kernels import (
     GDN,
@@ -9,11 +10,14 @@ from deltalog_kernels import (
     RWKV6,
     LogLayout,
     SlotMemory,
+    fold_and_fill,
     gdn_fused_step,
     gdn_gates,
     gdn_step,
     kda_fused_step,
     kda_gates,
+    kda_step,
+    merge,
     rwkv6_fused_step,
     rwkv6_step,
 )
@@ -77,6 +81,16 @@ ARGUMENTS = {
         ({"positions": torch.tensor([1])}, r"positions must have shape \[2\], got \[1\]"),
         ({"positions": torch.zeros(2)}, "positions must be int32 or int64, got torch.float32"),
         ({"slot_ids": torch.tensor([[1, 2]])}, r"slot_ids must have shape \[B\]"),
+        (
+            {"q": torch.zeros(2, 4, 64, dtype=torch.complex64)},
+            "q must be floating point, got torch.complex64",
+        ),
+        (
+            {"v": torch.zeros(2, 8, 64).int()},
+            "v must be floating point, got torch.int32; cast it to the model",
+        ),
+        ({"beta": torch.zeros(2, 8).bool()}, "beta must be floating point, got torch.bool"),
+        ({"out": torch.zeros(2, 8, 64).int()}, "out must be floating point, got torch.int32"),
         ({"v": torch.zeros(2, 8, 64, device="meta")}, "on the device of the pool, cpu; got some on meta"),
     ],
 )
@@ -119,13 +133,13 @@ PARAMETERS = {
 def fused(family, **change):
     memory = SlotMemory.allocate(LogLayout(family, 2, 2, 16, 16, 4), 3)
     qkv = torch.ones(2, 3 * 2 * 16).bfloat16()
-    heads = qkv.unflatten(1, (3, 2, 16)).unbind(1)
     gate = torch.zeros(2, 2) if family is GDN else torch.zeros(2, 2, 16)
-    own = PARAMETERS[family] | change
+    own = {"qkv": qkv, "a": gate, "b": torch.zeros(2, 2), "memory": memory} | AT | PARAMETERS[family] | change
     if family is RWKV6:
-        return rwkv6_fused_step(*heads, gate, own["bonus"], memory=memory, **AT)
-    step = gdn_fused_step if family is GDN else kda_fused_step
-    return step(qkv, gate, torch.zeros(2, 2), own["a_log"], own["dt_bias"], memory=memory, **AT)
+        r, k, v = own.pop("qkv").unflatten(1, (3, 2, 16)).unbind(1)
+        del own["b"]
+        return rwkv6_fused_step(r, k, v, own.pop("a"), **own)
+    return (gdn_fused_step if family is GDN else kda_fused_step)(**own)
 
 
 @pytest.mark.parametrize(
@@ -145,3 +159,44 @@ def test_a_layers_own_tensors_must_fit(family, name):
     ):
         with pytest.raises(ValueError, match=message):
             fused(family, **{name: wrong})
+
+
+@pytest.mark.parametrize("family", PARAMETERS, ids=lambda family: family.name)
+def test_fused_steps_name_the_argument_that_does_not_fit(family):
+    """A projection with a dimension of 1 would be broadcast, not refused, by the formulas of the gates."""
+    channels = () if family is GDN else (16,)
+    name = "w" if family is RWKV6 else "a"
+    for wrong in [(2, 1, *channels), (1, 2, *channels), (2, 2, 1)]:
+        with pytest.raises(
+            ValueError, match=rf"{name} must have shape \[2, 2.*\], got \[{wrong[0]}, {wrong[1]}"
+        ):
+            fused(family, a=torch.zeros(wrong))
+    with pytest.raises(ValueError, match=r"slot_ids must have shape \[B\], got \[\]"):
+        fused(family, slot_ids=torch.tensor(1))
+    if family is not RWKV6:
+        with pytest.raises(ValueError, match=r"b must have shape \[2, 2\], got \[2, 1\]"):
+            fused(family, b=torch.zeros(2, 1))
+        with pytest.raises(ValueError, match=r"qkv must have shape \[2, 96\], got \[1, 96\]"):
+            fused(family, qkv=torch.ones(1, 96).bfloat16())
+
+
+@pytest.mark.parametrize("family", PARAMETERS, ids=lambda family: family.name)
+def test_steps_record_no_gradients(family):
+    """A pool that took part in autograd would keep the tensors of every step."""
+    memory = SlotMemory.allocate(LogLayout(family, 2, 2, 16, 16, 2), 3)
+    own = {name: torch.nn.Parameter(tensor) for name, tensor in PARAMETERS[family].items()}
+    q = torch.ones(2, 2, 16).bfloat16()
+    gate = torch.zeros(2, 2, *(() if family is GDN else (16,)))
+    beta = torch.nn.Parameter(torch.ones(2, 2))
+    for position in range(3):
+        at = {"memory": memory, "slot_ids": AT["slot_ids"], "positions": AT["positions"] + position}
+        outs = [fused(family, **at, **own)]
+        if family is RWKV6:
+            outs.append(rwkv6_step(q, q, q, gate, own["bonus"], **at))
+        else:
+            outs.append((gdn_step if family is GDN else kda_step)(q, q, q, gate, beta, **at))
+        assert not any(tensor.requires_grad for tensor in (*outs, *pools(memory)))
+    # In place on a leaf of a graph: an error where gradients are recorded.
+    memory.base.requires_grad_()
+    merge(memory, *AT.values())
+    fold_and_fill(memory, *AT.values(), AT["positions"] + 3)

@@ -87,6 +87,20 @@ def test_a_wrong_step_is_refused_and_not_timed(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_gpu")
+def test_our_own_write_through_is_checked_before_it_is_timed(monkeypatch):
+    checked, time_case = [], gpu.time_case
+
+    def timed(case):
+        assert case in checked
+        return time_case(case)
+
+    monkeypatch.setattr(gpu, "check", checked.append)
+    monkeypatch.setattr(gpu, "time_case", timed)
+    gpu.measure(Case(SMALL, 12), CEILINGS)
+    assert [case.layout.merge_interval for case in checked] == [4, 1]
+
+
+@pytest.mark.usefixtures("no_gpu")
 def test_a_row_that_is_padding_must_come_out_zero():
     def smudging(layout, token, memory, slot_ids, out):
         step = deltalog_step(layout, token, memory, slot_ids, out)

@@ -8,7 +8,7 @@ import torch
 from cases import Geometry, bits, pools
 from test_triton import FP32, ROUNDED, cycle_error, ids
 
-from deltalog_kernels import GDN, KDA, RWKV6, LogLayout, SlotMemory, fold_and_fill
+from deltalog_kernels import GDN, KDA, RWKV6, LogLayout, SlotMemory, fold_and_fill, merge
 from deltalog_kernels.bench.baselines import Inputs
 from deltalog_kernels.bench.steps import deltalog_step, inputs
 from deltalog_kernels.bench.timing import captured
@@ -160,3 +160,20 @@ def test_every_dtype_is_off_by_its_rounding_at_most(geometry, chosen, generator)
     bound = max(FP32, ROUNDED.get(chosen["state_dtype"], 0), 2**-7 * (chosen["update_dtype"] is BF16))
     assert out < bound
     assert state < bound
+
+
+@pytest.mark.parametrize("family", [GDN, KDA, RWKV6], ids=lambda family: family.name)
+def test_kernels_run_on_the_gpu_of_the_pool(family):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    layout, results = LogLayout(family, 2, 2, 128, 128, 4), []
+    for device in ("cuda:0", "cuda:1"):
+        generator = torch.Generator(device).manual_seed(1)
+        memory = SlotMemory.allocate(layout, 3, device)
+        memory.base.normal_(generator=generator)
+        slot_ids, positions = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([1, 2], [4, 7]))
+        token = inputs(layout, 2, generator)
+        out = deltalog_step(layout, token, memory, slot_ids, torch.empty_like(token.v))(positions)
+        merge(memory, slot_ids, positions + 1)
+        results.append((out.cpu(), memory.base.cpu()))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))

@@ -35,7 +35,40 @@ def test_a_cycle_counts_up_and_merges_once(interval):
 
 def test_phase_offset_shifts_the_merge():
     assert live_length(5, 8, phase_offset=3) == 0
+    assert live_length(1, 8, phase_offset=-3) == 6
     assert live_length(torch.tensor([5, 6]), 8, phase_offset=3).tolist() == [0, 1]
+
+
+def test_logs_have_a_longest_interval():
+    assert layout(merge_interval=64).capacity == 63
+    with pytest.raises(
+        ValueError, match="merge_interval must be 64 at most, got 65; a longer log costs more"
+    ):
+        layout(merge_interval=65)
+
+
+@pytest.mark.parametrize("name", ["state_dtype", "key_dtype", "update_dtype"])
+def test_dtypes_that_no_kernel_has_are_refused(name):
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        layout(**{name: dtype})
+    for dtype in (torch.int8, torch.float8_e4m3fn, torch.complex64):
+        with pytest.raises(
+            ValueError, match=f"{name} must be one of float64, float32, .*, got {dtype}; choose"
+        ):
+            layout(**{name: dtype})
+
+
+def test_fp16_holds_no_updates():
+    """One that is divided by a small norm of its key would be infinite."""
+    layout(state_dtype=torch.float16, key_dtype=torch.float16)
+    with pytest.raises(ValueError, match=r"update_dtype must be one of .*, got torch\.float16"):
+        layout(update_dtype=torch.float16)
+
+
+def test_pools_share_a_device():
+    here, there = (SlotMemory.allocate(layout(), 3, device) for device in ("cpu", "meta"))
+    with pytest.raises(ValueError, match="must be on one device, got cpu, cpu, meta, cpu; move them to one"):
+        SlotMemory(layout(), here.base, here.log_keys, there.log_updates, here.log_decays)
 
 
 @pytest.mark.parametrize("size", ["key_heads", "value_heads", "key_dim", "value_dim", "merge_interval"])

@@ -229,6 +229,20 @@ def test_a_small_decay_after_a_large_one_stays_exact(geometry, generator):
 
 
 @each_family
+def test_a_gate_that_is_nan_shows(geometry, generator):
+    """RWKV6 reads the state before its decay: one token later."""
+    memory = SlotMemory.allocate(geometry.layout(4), 3)
+    for position in (4, 5):
+        token = tokens(geometry, 2, generator, torch.bfloat16)
+        if position == 4:
+            token["decay_ln"][0] = torch.nan
+        at = {"slot_ids": ids([1, 2]), "positions": ids([position] * 2)}
+        out = STEPS[geometry.family](**token, memory=memory, **at)
+    assert out[0].isnan().all()
+    assert out[1].isfinite().all()
+
+
+@each_family
 def test_phase_offset_only_moves_the_merges(geometry, generator):
     outs = []
     for offset in range(3):

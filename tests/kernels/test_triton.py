@@ -7,6 +7,7 @@ output: fp32 as in test_steps.py; a 16-bit state rounds its base at each of two 
 """
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ from deltalog_kernels import (
     rwkv6_fused_step,
     tuning,
 )
-from deltalog_kernels.layout import NEUTRAL
+from deltalog_kernels.layout import NEUTRAL, live_length, merges
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -156,6 +157,21 @@ def test_mixed_phases_equal_write_through(geometry, interval, generator):
 
 
 @each_family
+@pytest.mark.parametrize("offset", [-1003, 2**40 + 3])
+def test_a_log_lives_as_long_as_the_layout_says(geometry, offset, generator):
+    """A negative position among them, whose remainder on a GPU is negative, too."""
+    assert max(cycle_error(geometry, geometry.layout(3), generator, offset)) < FP32
+    for position in range(7, 10):
+        memory, live = SlotMemory.allocate(geometry.layout(3), 2, DEVICE), live_length(position, 3, offset)
+        token = tokens(geometry, 1, generator, torch.bfloat16)
+        token["decay_ln"] = torch.full_like(token["decay_ln"], -0.5)
+        step(geometry, token, memory, ids([1]), ids([position]), phase_offset=offset)
+        written = memory.log_decays[1].sum((0, 2)).nonzero().flatten().tolist()
+        assert written == ([] if merges(live, 3) else [live])
+        assert memory.base.any().item() == merges(live, 3)
+
+
+@each_family
 @pytest.mark.parametrize("state_dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_sixteen_bit_states_are_off_by_their_rounding(geometry, state_dtype, generator):
     if geometry.family is RWKV6 and state_dtype is torch.float16:
@@ -236,6 +252,19 @@ def test_a_small_decay_after_a_large_one_stays_exact(geometry, generator):
         assert relative_error(out.cpu(), spec.step([1], token)) < FP32
 
 
+@each_family
+def test_a_gate_that_is_nan_shows(geometry, generator):
+    """RWKV6 reads the state before its decay: one token later."""
+    memory = SlotMemory.allocate(geometry.layout(4), 3, DEVICE)
+    for position in (4, 5):
+        token = tokens(geometry, 2, generator, torch.bfloat16)
+        if position == 4:
+            token["decay_ln"][0] = torch.nan
+        out = step(geometry, token, memory, ids([1, 2]), ids([position] * 2))
+    assert out[0].isnan().all()
+    assert out[1].isfinite().all()
+
+
 @pytest.mark.parametrize("geometry", [*ONE_EACH, ONE_EACH[1]], ids=["gdn", "kda", "rwkv6", "kda-bounded"])
 def test_fused_steps_work_out_norms_and_gates(geometry, generator, request):
     """Packed projections in the model's dtype; gates far out on both sides."""
@@ -282,3 +311,7 @@ def test_what_the_kernels_cannot_decode_is_refused():
         fold_and_fill(turned, ids([1]), ids([0]), ids([3]))
     with pytest.raises(ValueError, match="must be contiguous on a GPU"):
         fold_and_fill(good, ids([1, 0, 1])[::2], ids([0, 0]), ids([3, 3]))
+    for name in ("state_dtype", "key_dtype", "update_dtype"):
+        wide = SlotMemory.allocate(replace(layout, **{name: torch.float64}), 2, DEVICE)
+        with pytest.raises(NotImplementedError, match=f"expected a narrower {name}, got torch.float64"):
+            fold_and_fill(wide, ids([1]), ids([0]), ids([3]))

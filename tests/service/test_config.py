@@ -72,7 +72,8 @@ def test_merge_interval_refuses(value: object) -> None:
         ({"pools": [POOL], "host": "192.0.2.1"}, "(top level)", "got none; set it, or listen on 127.0.0.1"),
         (pool_with(sim={"fixed_ms": 1}), "pools[0].sim.per_row_ms", "expected a value; got nothing"),
         (pool_with(sim=SIM | {"rows": 1}), "pools[0].sim.rows", "expected one of fixed_ms, per_row_ms"),
-        (pool_with(sim=SIM, merge_interval=8), "pools[0]", "expected neither engine_args nor merge_interval"),
+        (pool_with(sim=SIM, merge_interval=8), "pools[0]", "expected none of engine_args, merge_interval"),
+        (pool_with(sim=SIM, tool_call_parser="hermes"), "pools[0]", "which has no vLLM; got both"),
     ],
     ids=str,
 )

@@ -31,12 +31,16 @@ def test_a_body_is_passed_on_as_it_came() -> None:
         (b'{"model": "\\ud800"}', 400, "surrogates not allowed"),
         (b'{"model": "m", "n": 129}', 400, "at most 128 sequences"),
         (b'{"model": "m", "n": 1e300}', 400, "at most 128 sequences"),
+        (b'{"model": "m", "n": "5000"}', 400, "n: expected a number; got '5000'"),
+        (b'{"model": "m", "stream_interval": 1000}', 400, "expected no such setting"),
         (b'{"model": "m", "n": 2, "prompt": [' + b'"x",' * 64 + b'"x"]}', 400, "2 for each of 65 prompts"),
         (b'{"model": "m", "prompt": [' + b'"x",' * 128 + b'"x"]}', 400, "at most 128 prompts"),
         (b'{"model": "m", "x": ' + b"[" * 65 + b"]" * 65 + b"}", 400, "more than 64 levels"),
         (b'{"model": "m", "x": [' + b"[]," * 500_000 + b"[]]}", 400, "lists and objects"),
         (b"[" * 100_000, 400, "expected a JSON object"),
         (b"[]", 400, "got list"),
+        (b"null", 400, "got NoneType"),
+        (b"5", 400, "got int"),
         (b'{"model": "m", "temperature": NaN}', 400, "the number NaN"),
         (b"{}", 400, "model: expected the name of a model; got None"),
         (b'{"model": 5}', 400, "model: expected the name of a model; got 5"),
@@ -152,6 +156,8 @@ def test_what_is_within_the_limits_is_taken() -> None:
     tokens = list(range(MAX_SEQUENCES * 2))
     raw = json.dumps({"model": "m", "n": MAX_SEQUENCES, "prompt": tokens}).encode()
     assert parse_body(raw)["prompt"] == tokens
+    floats = [1.0] * (MAX_SEQUENCES + 1)
+    assert parse_body(json.dumps({"model": "m", "prompt": floats}).encode())["prompt"] == floats
     assert parse_body(f'{{"model": "m", "x": {nested}}}'.encode())["model"] == "m"
 
 

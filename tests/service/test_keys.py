@@ -52,7 +52,7 @@ def test_a_new_key_is_found_by_its_hash(tmp_path: Path) -> None:
     ("entries", "what"),
     [
         ([], "expected a key; got none"),
-        ([{"name": "one", "sha256": SECRET}], r"keys\[0\].sha256"),
+        ([{"name": "one", "sha256": SECRET}], r"keys\[0\].sha256: expected 64 hexadecimal digits"),
         ([{"name": "one"}], r"keys\[0\].sha256: expected a value; got nothing"),
         ([entry(), entry()], "expected every name once; got 'one' again"),
         ([entry(), entry() | {"name": "two"}], "expected every sha256 once"),
@@ -61,8 +61,17 @@ def test_a_new_key_is_found_by_its_hash(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, entries: list[dict[str, Any]], what: str) -> None:
-    with pytest.raises(ConfigError, match=what):
+    with pytest.raises(ConfigError, match=what) as refused:
         load_keys(write(tmp_path / "keys.yaml", *entries))
+    assert SECRET not in str(refused.value)
+
+
+def test_a_line_that_is_no_yaml_is_not_repeated(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text(f"keys:\n  - name: one\n    sha256: [{SECRET}\n")
+    with pytest.raises(ConfigError, match=r"in line \d") as refused:
+        load_keys(path)
+    assert SECRET not in str(refused.value)
 
 
 def refusal(key: Key) -> tuple[str | None, int | None]:
@@ -137,12 +146,20 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
         same = ring.find(SECRET)
         assert same
         assert refusal(same)[0] == "key_concurrent_requests", "what runs is still counted"
+        write(path, entry(concurrent_requests=1, requests_per_minute=9), {"name": "two", "sha256": sha256})
+        ring.reload_if_changed()
+        assert refusal(same)[0] == "key_concurrent_requests", "and when another limit changes"
+        assert same.config.requests_per_minute == 9
     write(path, {"name": "two", "sha256": sha256})
     ring.reload_if_changed()
     assert ring.find(SECRET) is None
 
 
-@pytest.mark.parametrize("text", ["keys: [", "keys: []", None], ids=["not YAML", "no keys", "gone"])
+@pytest.mark.parametrize(
+    "text",
+    ["keys: [", "keys: []", None, "keys: 2026-02-30", "[" * 5000],
+    ids=["not YAML", "no keys", "gone", "no date", "deep"],
+)
 def test_a_file_that_is_wrong_changes_nothing(tmp_path: Path, text: str | None) -> None:
     path = write(tmp_path / "keys.yaml", entry())
     ring = KeyRing(path, 1)

@@ -14,6 +14,7 @@ from deltalog_kernels.kernels import delta_rule
 from deltalog_kernels.kernels.hopper.replay import (
     add_log,
     answer,
+    clamped,
     coefficients,
     live_entries,
     load_updates,
@@ -164,7 +165,7 @@ def delta_rule_kernel(
         gate = decay_ln + gl.load(dt_bias_ptr + hv * GATES + gate_channel).to(gl.float32)
         decay_ln = lower_bound * sigmoid(rate * gate) if BOUNDED else -rate * softplus(gate)
         beta = sigmoid(beta)
-    decay_ln = gl.maximum(decay_ln, DECAY_LN_MIN)
+    decay_ln = clamped(decay_ln, DECAY_LN_MIN)
     own_decay_ln = decay_ln if GATES == 1 else gl.convert_layout(decay_ln, channels(J, num_warps))
 
     keys, weights, total = replay_prep(

@@ -11,6 +11,7 @@ from deltalog_kernels.kernels import replay
 from deltalog_kernels.kernels.hopper.tiles import channels, column, dots, eighths
 
 # What has no layout is the portable kernels' own.
+clamped = gluon.jit(replay.clamped.fn)
 live_entries = gluon.jit(replay.live_entries.fn)
 merges_now = gluon.jit(replay.merges_now.fn)
 

@@ -12,6 +12,7 @@ from triton.language.extra.cuda import gdc_wait
 from deltalog_kernels.kernels.hopper.replay import (
     add_log,
     answer,
+    clamped,
     coefficients,
     live_entries,
     load_updates,
@@ -138,7 +139,7 @@ def rwkv6_kernel(
     values = load_values(v_ptr + row * v_stride + h * V + first_row, ROWS * TILES, num_warps)
     if RAW_DECAY:
         decay_ln = -gl.exp(decay_ln)
-    decay_ln = gl.maximum(decay_ln, DECAY_LN_MIN)
+    decay_ln = clamped(decay_ln, DECAY_LN_MIN)
 
     keys, weights, total = replay_prep(
         log_keys_ptr, log_decays_ptr, gl.zeros_like(decay_ln), live, channel, K, J, M, K, ENTRIES, num_warps

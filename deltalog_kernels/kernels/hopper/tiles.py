@@ -93,7 +93,8 @@ def fetch_first(base, line, STAGES: gl.constexpr):
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(arrived.index(stage), 1)
-    # Another thread may be the one that starts the copies.
+    # The copy engine must find the barriers initialised, and another thread may start the copies.
+    fence_async_shared()
     gl.barrier()
     for stage in gl.static_range(STAGES):
         fetch(base, line + stage * LINES, buffers, arrived, stage)
