@@ -19,11 +19,7 @@ from vllm.v1.attention.backend import AttentionBackend
 
 from deltalog_kernels import LogLayout, SlotMemory, fold_and_fill, gdn_fused_step
 from deltalog_kernels.vllm_plugin.metadata import DeltaLogGDNBackend, DeltaLogGDNMetadata
-<<<<<<< HEAD
 from deltalog_kernels.vllm_plugin.pages import log_states, phase_offset, recurrent_layout
-=======
-from deltalog_kernels.vllm_plugin.pages import gdn_layout, log_states, phase_offset
->>>>>>> main
 
 
 class LoggedLayer:
@@ -168,44 +164,12 @@ class DeltaLogQwenGDN(LoggedLayer, QwenGatedDeltaNetAttention):
             gates = (a[:decodes], b[:decodes], self.A_log, self.dt_bias)
             gdn_fused_step(qkv, *gates, **at, out=out[:decodes])
         if metadata.prefill_only is not None:
-<<<<<<< HEAD
             self.fold(metadata)
             end = decodes + metadata.num_prefill_tokens
-=======
-            prefill = metadata.prefill_only
-            slot_ids = prefill.non_spec_state_indices_tensor
-            starts, ends = metadata.starts[decodes:], metadata.ends[decodes:]
-            fold_and_fill(self.memory, slot_ids, starts, ends, phase_offset=self.phase_offset)
-            end = decodes + prefill.num_prefill_tokens
->>>>>>> main
             parts = (x[decodes:end] for x in (mixed_qkv, b, a, out))
             cpu_ops._cpu_gdn_attention_nonspec(self, metadata.prefill_only, *parts)
 
-<<<<<<< HEAD
     def _update_conv_cpu(self, qkv: Tensor, slot_ids: Tensor) -> Tensor:
-=======
-    def _decode(self, metadata: DeltaLogGDNMetadata, qkv: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
-        assert metadata.non_spec_state_indices_tensor is not None
-        assert metadata.starts is not None
-        slot_ids = metadata.non_spec_state_indices_tensor[: metadata.num_decodes]
-        q, k, v = self.rearrange_mixed_qkv(self._update_conv(qkv, slot_ids))
-        decay_ln, beta = gdn_gates(a, b, self.A_log, self.dt_bias)
-        positions = metadata.starts[: metadata.num_decodes]
-        gdn_step(
-            q[0],
-            k[0],
-            v[0],
-            decay_ln,
-            beta,
-            memory=self.memory,
-            slot_ids=slot_ids,
-            positions=positions,
-            phase_offset=self.phase_offset,
-            out=out,
-        )
-
-    def _update_conv(self, qkv: Tensor, slot_ids: Tensor) -> Tensor:
->>>>>>> main
         """Causal convolution of one token a row [rows, channels], through vLLM's kernels."""
         states = self.kv_cache[0] if is_conv_state_dim_first() else self.kv_cache[0].transpose(1, 2)
         common = {"x": qkv.contiguous(), "bias": self.conv1d.bias, "conv_state_indices": slot_ids}

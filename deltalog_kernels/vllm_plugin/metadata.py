@@ -14,13 +14,8 @@ from vllm.v1.attention.backends.gdn_attn import (
 )
 from vllm.v1.attention.backends.utils import compute_causal_conv1d_metadata
 
-<<<<<<< HEAD
 from deltalog_kernels.vllm_plugin.pages import phase_offset, recurrent_layout
 from deltalog_kernels.vllm_plugin.stats import Absorbed, StepCounters
-=======
-from deltalog_kernels.vllm_plugin.pages import gdn_layout, phase_offset
-from deltalog_kernels.vllm_plugin.stats import StepCounters
->>>>>>> main
 
 
 @dataclass
@@ -49,7 +44,6 @@ class DeltaLogGDNMetadataBuilder(GDNAttentionMetadataBuilder):
         layout = recurrent_layout(vllm_config)
         assert layout is not None, "only a DeltaLog layer asks for this builder"
         self.step_counters = StepCounters(layout, [phase_offset(vllm_config, name) for name in layer_names])
-<<<<<<< HEAD
         # vLLM's own condition, which asks for its own class.
         self.supports_update_block_table = vllm_config.use_v2_model_runner and device.type == "cuda"
         if self.supports_update_block_table:
@@ -65,8 +59,6 @@ class DeltaLogGDNMetadataBuilder(GDNAttentionMetadataBuilder):
             return super().build_for_cudagraph_capture(common_attn_metadata)
         finally:
             self.capturing = False
-=======
->>>>>>> main
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, *args: Any, **kwargs: Any

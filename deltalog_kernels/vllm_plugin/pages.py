@@ -26,7 +26,6 @@ def recurrent_layout(vllm_config: VllmConfig) -> LogLayout | None:
     return replace(layout, merge_interval=best_merge_interval(layout) if interval == "auto" else interval)
 
 
-<<<<<<< HEAD
 def _gdn(vllm_config: VllmConfig) -> LogLayout:
     model, cache = vllm_config.model_config, vllm_config.cache_config
     sizes, ranks = model.hf_text_config, vllm_config.parallel_config.tensor_parallel_size
@@ -55,8 +54,6 @@ def _kda(vllm_config: VllmConfig) -> LogLayout:
     return LogLayout(KDA, heads, heads, dim, dim, 1, state_dtype=state_dtype, key_dtype=model.dtype)
 
 
-=======
->>>>>>> main
 def phase_offset(vllm_config: VllmConfig, layer_name: str) -> int:
     """What a layer adds to positions to find its live length (see layout.live_length).
 
@@ -66,16 +63,11 @@ def phase_offset(vllm_config: VllmConfig, layer_name: str) -> int:
     """
     if vllm_config.cache_config.enable_prefix_caching:
         return 0
-<<<<<<< HEAD
     sizes, layer = vllm_config.model_config.hf_text_config, extract_layer_index(layer_name)
     kimi = getattr(sizes, "linear_attn_config", None)
     if kimi is not None:
         return sum(number <= layer for number in kimi["kda_layers"])  # counted from 1 there
     return sizes.layer_types[:layer].count("linear_attention")
-=======
-    kinds = vllm_config.model_config.hf_text_config.layer_types
-    return kinds[: extract_layer_index(layer_name)].count("linear_attention")
->>>>>>> main
 
 
 def log_states(layout: LogLayout) -> tuple[tuple, tuple]:

@@ -50,26 +50,13 @@ class StepCounters:
         self.traffic = {kind: Traffic() for kind in KINDS}
         self.write_through = Traffic()
 
-<<<<<<< HEAD
     def record(self, step: Absorbed) -> None:
         """Count one step."""
         for live, logs in self._logs_by_live_length(step.starts[: step.decodes]):
-=======
-    def record(self, slot_ids: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor, decodes: int) -> None:
-        """Count one step: rows absorb positions [start, end), the first ``decodes`` of them as decodes.
-
-        slot_ids, starts, ends [rows]; padding rows (<= NULL_SLOT) do not count.
-        """
-        real = slot_ids > NULL_SLOT
-        decode, prefill = real.clone(), real.clone()
-        decode[decodes:], prefill[:decodes] = False, False
-        for live, logs in self._logs_by_live_length(starts[decode]):
->>>>>>> main
             merging = bool(merges(live, self.layout.merge_interval))
             self.merges += logs * merging
             self.traffic["merge" if merging else "append"] += traffic.step(self.layout, live) * logs
             self.write_through += traffic.write_through(self.layout) * logs
-<<<<<<< HEAD
         decoded = self._logs_by_live_length(step.ends[: step.decodes])
         self.live_entries = sum(live * logs for live, logs in decoded)
         found = step.starts[step.decodes :]
@@ -77,13 +64,6 @@ class StepCounters:
             if live:
                 self.traffic["fold"] += traffic.merge(self.layout, live) * logs
         for live, logs in self._logs_by_live_length(step.ends[step.decodes :]):
-=======
-        self.live_entries = sum(live * logs for live, logs in self._logs_by_live_length(ends[decode]))
-        for live, logs in self._logs_by_live_length(starts[prefill & (starts > 0)]):
-            if live:
-                self.traffic["fold"] += traffic.merge(self.layout, live) * logs
-        for live, logs in self._logs_by_live_length(ends[prefill]):
->>>>>>> main
             self.traffic["fill"] += traffic.fill(self.layout, live) * logs
 
     def _logs_by_live_length(self, positions: torch.Tensor) -> list[tuple[int, int]]:
