@@ -194,5 +194,5 @@ def fold(memory: SlotMemory, slots: Tensor, live: Tensor) -> None:
 def fill(memory: SlotMemory, slots: Tensor, entries: Tensor) -> None:
     """Make the first ``entries`` [R] entries of ``slots`` [R] neutral."""
     for slot, count in zip(slots.tolist(), entries.tolist(), strict=True):
-        for log in (memory.log_keys, memory.log_updates, memory.log_decays):
+        for log in memory.log:
             log[slot, :, :count] = NEUTRAL

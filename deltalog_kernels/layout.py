@@ -191,12 +191,21 @@ class SlotMemory:
                     f"{name} must be {dtype} {[slots, *shape]}, got {tensor.dtype} {list(tensor.shape)}; "
                     "build the views from the same LogLayout that sized the pool"
                 )
-        pools = (self.base, self.log_keys, self.log_updates, self.log_decays)
-        if len({pool.device for pool in pools}) > 1:
+        if len({pool.device for pool in self.pools}) > 1:
             raise ValueError(
                 "base, log_keys, log_updates and log_decays must be on one device, got "
-                f"{', '.join(str(pool.device) for pool in pools)}; move them to one"
+                f"{', '.join(str(pool.device) for pool in self.pools)}; move them to one"
             )
+
+    @property
+    def log(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """log_keys, log_updates, log_decays."""
+        return self.log_keys, self.log_updates, self.log_decays
+
+    @property
+    def pools(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The base and the log."""
+        return self.base, *self.log
 
     @classmethod
     def allocate(cls, layout: LogLayout, slots: int, device: torch.device | str = "cpu") -> "SlotMemory":

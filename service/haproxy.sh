@@ -11,17 +11,17 @@
 #   - what HAProxy answers by itself has the shape of the API.
 set -eu
 missing='{"error": {"message": "expected a route of the API; this path is none; the models are at /v1/models", "type": "invalid_request_error", "param": null, "code": "not_found"}}'
-hidden="http-request return status 404 content-type application/json string '$missing' if { path,url_dec -m beg /-/ }"
+rules="http-request return status 404 content-type application/json string '$missing' if { path,url_dec -m beg /-/ }"
 bad_id='{"error": {"message": "x-request-id: expected 1 to 128 visible ASCII characters; got something else; correct it or leave it out", "type": "invalid_request_error", "param": "x-request-id", "code": null}}'
 for header in x-request-disconnect-disabled x-request-timeout-seconds serve_multiplexed_model_id serve-multiplexed-model-id x-session-id; do
-    hidden="$hidden\\n    http-request del-header $header"
+    rules="$rules\\n    http-request del-header $header"
 done
-hidden="$hidden\\n    http-request return status 400 content-type application/json string '$bad_id' if { req.hdr_cnt(x-request-id) gt 0 } !{ req.hdr(x-request-id) -m reg ^[!-~]{1,128}\$ }"
+rules="$rules\\n    http-request return status 400 content-type application/json string '$bad_id' if { req.hdr_cnt(x-request-id) gt 0 } !{ req.hdr(x-request-id) -m reg ^[!-~]{1,128}\$ }"
 previous=
 for argument; do
     if [ "$previous" = -f ]; then
         sed -i \
-            -e "/^frontend http_frontend/,/^ *bind /s|^ *bind .*|    bind $DELTALOG_BIND\n    $hidden|" \
+            -e "/^frontend http_frontend/,/^ *bind /s|^ *bind .*|    bind $DELTALOG_BIND\n    $rules|" \
             -e '/^frontend prometheus/,/no log/d' \
             -e '/^listen stats/,$d' \
             -e 's/mode 666 level admin/mode 600 level admin/' \

@@ -98,7 +98,7 @@ def check(case: Case, make: Make = deltalog_step) -> float:
     layout, batch, rows = case.layout, case.batch, min(case.batch, CHECKED_ROWS)
     generator = torch.Generator(DEVICE).manual_seed(torch.seed() % 2**31)
     memory = SlotMemory.allocate(layout, 2 * rows + 1, DEVICE)
-    for pool in (memory.base, memory.log_keys, memory.log_updates, memory.log_decays):
+    for pool in memory.pools:
         pool.fill_(torch.nan)
     slots = (1 + torch.randperm(2 * rows, generator=generator, device=DEVICE)[:rows]).int()
     starts = torch.arange(rows, device=DEVICE).int() + 7 * layout.merge_interval

@@ -48,10 +48,10 @@ def delta_rule_step(
     with torch.cuda.device_of(memory.base):
         plan.kernels.delta_rule_kernel[plan.grid](
             *(q, k, v, gate, beta, a_log, dt_bias, out),
-            *(plan.base, *_log(memory)),
+            *(plan.base, *memory.log),
             *(slot_ids, positions),
             *(tensor.stride(0) for tensor in (q, k, v, gate, beta, out)),
-            *(plan.base_stride, *(pool.stride(0) for pool in _log(memory))),
+            *(plan.base_stride, *(pool.stride(0) for pool in memory.log)),
             *(phase_offset % layout.merge_interval, scale, 0.0 if lower_bound is None else lower_bound),
             HEADS_RATIO=layout.heads_ratio,
             HV=layout.value_heads,
@@ -87,10 +87,10 @@ def rwkv6_step(
     with torch.cuda.device_of(memory.base):
         plan.kernels.rwkv6_kernel[plan.grid](
             *(r, k, v, gate, bonus, out),
-            *(plan.base, *_log(memory)),
+            *(plan.base, *memory.log),
             *(slot_ids, positions),
             *(tensor.stride(0) for tensor in (r, k, v, gate, out)),
-            *(plan.base_stride, *(pool.stride(0) for pool in _log(memory))),
+            *(plan.base_stride, *(pool.stride(0) for pool in memory.log)),
             *(phase_offset % layout.merge_interval, scale),
             H=layout.value_heads,
             RAW_DECAY=raw,
@@ -108,11 +108,11 @@ def fold_and_fill(
     if layout.capacity == 0 or len(slot_ids) == 0:
         return
     heads = {"HEADS_RATIO": layout.heads_ratio, "HV": layout.value_heads, "GATES": layout.decay_dim}
-    strides = [pool.stride(0) for pool in (memory.base, *_log(memory))]
+    strides = [pool.stride(0) for pool in memory.pools]
     offset = phase_offset % layout.merge_interval
     with torch.cuda.device_of(memory.base):
         fold_kernel[(len(slot_ids) * layout.value_heads * (layout.value_dim // tuning.ROWS),)](
-            *(memory.base, *_log(memory), slot_ids, starts, *strides, offset),
+            *(*memory.pools, slot_ids, starts, *strides, offset),
             ROWS=tuning.ROWS,
             CHUNK=tuning.chunk(layout),
             **_sizes(layout),
@@ -120,16 +120,12 @@ def fold_and_fill(
             num_warps=1,
         )
         fill_kernel[(len(slot_ids) * layout.value_heads,)](
-            *(*_log(memory), slot_ids, ends, *strides[1:], offset),
+            *(*memory.log, slot_ids, ends, *strides[1:], offset),
             NEUTRAL=NEUTRAL,
             **_sizes(layout),
             **heads,
             num_warps=1,
         )
-
-
-def _log(memory: SlotMemory) -> tuple[Tensor, Tensor, Tensor]:
-    return memory.log_keys, memory.log_updates, memory.log_decays
 
 
 def _sizes(layout: LogLayout) -> dict[str, int]:
@@ -268,7 +264,7 @@ def _check_layout(memory: SlotMemory, *indices: Tensor) -> None:
             )
     for name, pool, shape in zip(
         ("base", "log_keys", "log_updates", "log_decays"),
-        (memory.base, *_log(memory)),
+        memory.pools,
         (layout.base_shape, *layout.log_shapes),
         strict=True,
     ):

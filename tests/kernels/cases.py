@@ -120,14 +120,10 @@ def deferred_reference(
     return step(**one, row=row, merge_interval=merge_interval, scale=geometry.scale)
 
 
-def pools(memory: SlotMemory) -> tuple[Tensor, ...]:
-    return (memory.base, memory.log_keys, memory.log_updates, memory.log_decays)
-
-
 def poisoned_pool(layout: LogLayout, slots: int) -> SlotMemory:
     """A pool in which whatever is read before it is written shows as NaN."""
     memory = SlotMemory.allocate(layout, slots)
-    for pool in pools(memory):
+    for pool in memory.pools:
         pool.fill_(torch.nan)
     return memory
 
@@ -135,7 +131,7 @@ def poisoned_pool(layout: LogLayout, slots: int) -> SlotMemory:
 def bits(memory: SlotMemory, slots: Sequence[int]) -> list[bytes]:
     """Bit patterns of some slots, NaNs included."""
     return [
-        pool[slots].contiguous().flatten().view(torch.uint8).cpu().numpy().tobytes() for pool in pools(memory)
+        pool[slots].contiguous().flatten().view(torch.uint8).cpu().numpy().tobytes() for pool in memory.pools
     ]
 
 

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from cases import Geometry, bits, pools
+from cases import Geometry, bits
 from test_triton import FP32, ROUNDED, cycle_error, ids
 
 from deltalog_kernels import GDN, KDA, RWKV6, LogLayout, SlotMemory, fold_and_fill, merge
@@ -41,11 +41,11 @@ def copy_into(static: Inputs, fresh: Inputs) -> None:
 
 
 def copied(memory: SlotMemory) -> SlotMemory:
-    return SlotMemory(memory.layout, *(pool.clone() for pool in pools(memory)))
+    return SlotMemory(memory.layout, *(pool.clone() for pool in memory.pools))
 
 
 def device_bits(memory: SlotMemory, slots: list[int]) -> list[bytes]:
-    return bits(SlotMemory(memory.layout, *(pool.cpu() for pool in pools(memory))), slots)
+    return bits(SlotMemory(memory.layout, *(pool.cpu() for pool in memory.pools)), slots)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_graph_replay_is_bit_equal_to_eager_launches(geometry, chosen):
     rows, untouched = 10, [0, 3, 12]
     slot_ids = ids([7, 1, 2, 11, 0, 4, 5, 6, 8, 10])
     start = SlotMemory.allocate(layout, 13, DEVICE)
-    for pool in pools(start):
+    for pool in start.pools:
         pool.fill_(torch.nan)
     positions = torch.arange(rows, dtype=torch.int32, device=DEVICE) + 800
     fold_and_fill(start, slot_ids, torch.zeros_like(positions), positions)
@@ -83,7 +83,7 @@ def test_graph_replay_is_bit_equal_to_eager_launches(geometry, chosen):
         where += 1
 
     graph = captured(lambda: launch(replayed, out, at))
-    for pool, first in zip(pools(replayed), pools(start), strict=True):
+    for pool, first in zip(replayed.pools, start.pools, strict=True):
         pool.copy_(first)
     at.copy_(positions)
     for _ in range(2 * layout.merge_interval + 3):
@@ -125,7 +125,7 @@ def test_slots_beyond_4096_are_those_below(family):
     for memory, slot_ids in ((far, far_ids), (near, near_ids)):
         fold_and_fill(memory, slot_ids, torch.zeros_like(positions), positions)
         memory.base[slot_ids.long()] = base
-    around = [pool[beside_far].clone() for pool in pools(far)]
+    around = [pool[beside_far].clone() for pool in far.pools]
     for n in range(2 * layout.merge_interval + 1):
         token = inputs(layout, 3, generator)
         outs = [
@@ -134,7 +134,7 @@ def test_slots_beyond_4096_are_those_below(family):
         ]
         assert torch.equal(*outs)
     assert torch.equal(far.base[far_ids.long()], near.base[near_ids.long()])
-    for pool, was in zip(pools(far), around, strict=True):
+    for pool, was in zip(far.pools, around, strict=True):
         assert torch.equal(pool[beside_far].view(torch.uint8), was.view(torch.uint8))
 
 

@@ -19,7 +19,7 @@ def test_bytes_of_qwen3_next():
 
 def test_pool_bytes_equal_the_layouts():
     memory = SlotMemory.allocate(layout(), slots=3)
-    logs = (memory.log_keys, memory.log_updates, memory.log_decays)
+    logs = memory.log
     assert memory.base.nbytes == 3 * layout().base_bytes
     assert sum(log.nbytes for log in logs) == 3 * layout().log_bytes
 

@@ -3,7 +3,7 @@
 import os
 
 import torch
-from cases import EXACT, STEPS, Geometry, WriteThrough, poisoned_pool, pools, relative_error, tokens
+from cases import EXACT, STEPS, Geometry, WriteThrough, poisoned_pool, relative_error, tokens
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -43,7 +43,7 @@ def test_any_schedule_equals_write_through(geometry, interval, phase_offset, sch
         at, row = position[slot], {"slot_ids": torch.tensor([slot])}
         if action == "reuse":
             position[slot], spec.states[slot] = 0, 0
-            for pool in pools(memory):
+            for pool in memory.pools:
                 pool[slot] = torch.nan
         elif action == "prefill" or at == 0:
             ends = torch.tensor([at + length])

@@ -16,7 +16,6 @@ from cases import (
     bits,
     deferred_reference,
     poisoned_pool,
-    pools,
     relative_error,
     rows_of,
     tokens,
@@ -97,7 +96,7 @@ def test_forced_merge_at_every_length_leaves_a_neutral_log(geometry, interval, g
             spec.step([1], token)
         merge(memory, ids([1]), ids([start + live]))
         assert relative_error(memory.base[1], spec.states[1]) < FP64
-        assert all((log[1, :, :live] == NEUTRAL).all() for log in pools(memory)[1:])
+        assert all((log[1, :, :live] == NEUTRAL).all() for log in memory.pools[1:])
         merged = memory.base[1].clone()
         merge(memory, ids([1]), ids([start + live]))
         assert torch.equal(memory.base[1], merged), "a second merge finds only neutral entries"
@@ -118,7 +117,7 @@ def test_prefill_chunks_between_decodes(geometry, interval, generator):
         if action == "reuse":
             position = 0
             spec.states.zero_()
-            for pool in pools(memory):
+            for pool in memory.pools:
                 pool[1] = torch.nan
         elif action == "prefill" or position == 0:
             length = int(torch.randint(1, 2 * interval + 1, (1,), generator=generator))
@@ -189,16 +188,16 @@ def test_bytes_that_change_are_the_entry_or_the_base(geometry, generator):
     prefill(memory, spec, [1], [interval])
     for position in range(interval, 3 * interval):
         # What was there before the log came this far: an entry that stays NaN was not written.
-        for log in pools(memory)[1:]:
+        for log in memory.pools[1:]:
             log[1, :, position % interval :] = float("nan")
-        before = [pool.clone() for pool in pools(memory)]
+        before = [pool.clone() for pool in memory.pools]
         token = tokens(geometry, 1, generator, torch.bfloat16)
         # Never one of the special gates: a decay that repeats or is one would leave bytes as they are.
         token["decay_ln"] = -torch.rand(token["decay_ln"].shape, generator=generator) - 0.01
         STEPS[geometry.family](**token, memory=memory, slot_ids=ids([1]), positions=ids([position]))
         changed = [
             (~((pool == old) | (pool.isnan() & old.isnan()))).nonzero()
-            for pool, old in zip(pools(memory), before, strict=True)
+            for pool, old in zip(memory.pools, before, strict=True)
         ]
         live = position % interval
         if live == interval - 1:
@@ -206,7 +205,7 @@ def test_bytes_that_change_are_the_entry_or_the_base(geometry, generator):
             assert [len(log) for log in changed[1:]] == [0, 0, 0]
         else:
             assert len(changed[0]) == 0
-            for log, where in zip(pools(memory)[1:], changed[1:], strict=True):
+            for log, where in zip(memory.pools[1:], changed[1:], strict=True):
                 assert len(where) == log[1, :, live].numel()
                 assert (where[:, 0] == 1).all()
                 assert (where[:, 2] == live).all()

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import Geometry, WriteThrough, bits, poisoned_pool, pools, relative_error, rows_of, tokens
+from cases import Geometry, WriteThrough, bits, poisoned_pool, relative_error, rows_of, tokens
 
 from deltalog_kernels import (
     GDN,
@@ -110,7 +110,7 @@ def pool(layout: LogLayout, slots: int) -> SlotMemory:
     """Poisoned, and with a gap between slots as vLLM's pages have."""
     bases = poisoned_pool(layout, slots)
     spread = []
-    for tensor in pools(bases):
+    for tensor in bases.pools:
         wide = torch.full((slots, 2, *tensor.shape[1:]), torch.nan, dtype=tensor.dtype, device=DEVICE)
         spread.append(wide[:, 0])
     return SlotMemory(layout, *spread)
@@ -202,8 +202,8 @@ def test_forced_merge_at_every_length_leaves_a_neutral_log(geometry, generator):
             spec.step([1], token)
         merge(memory, ids([1, NULL_SLOT]), ids([4 * interval + live, 3]))
         assert relative_error(memory.base[1].cpu(), spec.states[1]) < FP32
-        assert all((log[1, :, :live] == NEUTRAL).all() for log in pools(memory)[1:])
-        assert all(torch.isnan(log[1, :, live:]).all() for log in pools(memory)[1:])
+        assert all((log[1, :, :live] == NEUTRAL).all() for log in memory.pools[1:])
+        assert all(torch.isnan(log[1, :, live:]).all() for log in memory.pools[1:])
 
 
 @each_family
@@ -306,7 +306,7 @@ def test_what_the_kernels_cannot_decode_is_refused():
         fold_and_fill(SlotMemory.allocate(narrow, 2, DEVICE), ids([1]), ids([0]), ids([3]))
     layout = LogLayout(GDN, 1, 1, 16, 16, 2)
     good = SlotMemory.allocate(layout, 2, DEVICE)
-    turned = SlotMemory(layout, good.base.transpose(2, 3), *pools(good)[1:])
+    turned = SlotMemory(layout, good.base.transpose(2, 3), *good.pools[1:])
     with pytest.raises(ValueError, match="base must be contiguous within a slot"):
         fold_and_fill(turned, ids([1]), ids([0]), ids([3]))
     with pytest.raises(ValueError, match="must be contiguous on a GPU"):

@@ -58,7 +58,7 @@ def test_the_state_matters(demo_model, texts, reference, monkeypatch):
     step = layers.gdn_fused_step
 
     def forgetful(*args, memory, slot_ids, **kwargs):
-        for pool in (memory.base, memory.log_keys, memory.log_updates, memory.log_decays):
+        for pool in memory.pools:
             pool[slot_ids.long()] = 0
         return step(*args, memory=memory, slot_ids=slot_ids, **kwargs)
 
