@@ -41,6 +41,8 @@ WORKER_EXTENSION = "deltalog_kernels.vllm_plugin.stats.WorkerStats"
 @cache
 def install() -> None:
     """Enter vLLM's registries, once a process."""
+    import deltalog_kernels.vllm_plugin.seeded_weights  # noqa: F401  (registers its load format)
+
     for architecture in ModelRegistry.get_supported_archs():
         stock = MODELS_CONFIG_MAP.get(architecture, VerifyAndUpdateConfig)
         MODELS_CONFIG_MAP[architecture] = _checked(stock)

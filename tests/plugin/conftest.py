@@ -1,7 +1,9 @@
+import json
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 # The tests share helpers; importlib mode puts no folder of tests on the path.
@@ -22,3 +24,56 @@ def poisoned_pages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(LoggedLayer, "bind_kv_cache", poison_and_bind)
     return bound
+
+
+KIMI = {
+    "architectures": ["KimiLinearForCausalLM"],
+    "model_type": "kimi_linear",
+    "vocab_size": 1024,
+    "hidden_size": 512,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 16,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "mla_use_nope": True,
+    "linear_attn_config": {
+        "kda_layers": [1, 2, 3],
+        "full_attn_layers": [4],
+        "num_heads": 4,
+        "head_dim": 128,
+        "short_conv_kernel_size": 4,
+    },
+    # All experts, as in the demo model: a hard choice would turn rounding into jumps.
+    "num_experts": 4,
+    "num_experts_per_token": 4,
+    "num_shared_experts": 1,
+    "moe_intermediate_size": 128,
+    "moe_renormalize": True,
+    "moe_router_activation_func": "sigmoid",
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "use_grouped_topk": True,
+    "num_expert_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.0,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 4096,
+    "model_max_length": 4096,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.fixture(scope="session", params=["qwen", "kimi"] if torch.cuda.is_available() else ["qwen"])
+def engine_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model, and on a GPU also a Kimi-Linear of its size (vLLM's CPU backend has no KDA)."""
+    if request.param == "qwen":
+        return request.getfixturevalue("demo_model")
+    folder = tmp_path_factory.mktemp("kimi")
+    (folder / "config.json").write_text(json.dumps(KIMI))
+    return folder

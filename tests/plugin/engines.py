@@ -26,7 +26,26 @@ os.environ |= {
 import torch
 from vllm import LLM, SamplingParams
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+from vllm.platforms import current_platform
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
+from vllm.v1.worker.gpu.sample.logits_processor.interface import (
+    LogitsContext,
+    LogitsProcessor,
+    LogitsProcRequestState,
+)
+
+from deltalog_kernels.vllm_plugin.seeded_weights import LOAD_FORMAT
+
+# On a GPU: decode in FULL CUDA graphs; vLLM's other backend of GDN prefill is compiled when first used.
+PLATFORM: dict[str, Any] = (
+    {"enforce_eager": True}
+    if current_platform.is_cpu()
+    else {
+        "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+        "gpu_memory_utilization": 0.2,
+    }
+)
+ADDITIONAL: dict[str, Any] = {} if current_platform.is_cpu() else {"gdn_prefill_backend": "triton"}
 
 
 @dataclass(frozen=True)
@@ -57,21 +76,51 @@ class ForcedTokens(AdapterLogitsProcessor):
         index, forced = params.extra_args["text"], params.extra_args["forced"]
 
         def force(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
-            _recorded[index][len(output_ids)].append(logits.float().log_softmax(-1))
-            only = torch.full_like(logits, -torch.inf)
-            only[forced[len(output_ids)]] = 0
-            return only
+            return _record_and_force(index, forced, len(output_ids), logits)
 
         return force
+
+
+class ForcedTokensV2(LogitsProcessor):
+    """The same for the runner that vLLM has on a GPU."""
+
+    def __init__(self, vllm_config: Any, req_states: LogitsProcRequestState) -> None:
+        self.texts: dict[int, dict[str, Any]] = {}
+        self.prompt_len = req_states.prompt_len
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        self.texts[req_idx] = sampling_params.extra_args or {}
+        return bool(self.texts[req_idx])
+
+    def apply(self, logits: torch.Tensor, ctx: LogitsContext) -> torch.Tensor:
+        for row, (request, length) in enumerate(
+            zip(ctx.idx_mapping_np, ctx.seq_lens_upper_bound_np, strict=False)
+        ):
+            text = self.texts.get(int(request))
+            position = int(length) - int(self.prompt_len.np[request])
+            # Negative: the end of a chunk that does not complete its prompt.
+            if text and 0 <= position < len(text["forced"]):
+                logits[row] = _record_and_force(text["text"], text["forced"], position, logits[row])
+        return logits
+
+
+def _record_and_force(index: int, forced: list[int], position: int, logits: torch.Tensor) -> torch.Tensor:
+    _recorded[index][position].append(logits.float().log_softmax(-1))
+    only = torch.full_like(logits, -torch.inf)
+    only[forced[position]] = 0
+    return only
 
 
 @contextmanager
 def engine(model: Path, merge_interval: int | str | None, **options: Any) -> Iterator[LLM]:
     """An engine on the demo model; merge_interval None is vLLM without the section."""
-    if merge_interval is not None:
-        options["additional_config"] = {"deltalog": {"merge_interval": merge_interval}}
-    defaults = {"max_model_len": 1024, "max_num_seqs": 8, "enforce_eager": True, "disable_log_stats": False}
-    llm = LLM(str(model), logits_processors=[ForcedTokens], **(defaults | options))
+    additional = {} if merge_interval is None else {"deltalog": {"merge_interval": merge_interval}}
+    defaults = {"max_model_len": 1024, "max_num_seqs": 8, "disable_log_stats": False} | PLATFORM
+    processors = [ForcedTokens if current_platform.is_cpu() else ForcedTokensV2]
+    options = defaults | options | {"additional_config": ADDITIONAL | additional}
+    if not (model / "tokenizer.json").exists():  # of this one only the configuration is at hand
+        options |= {"skip_tokenizer_init": True, "load_format": LOAD_FORMAT}
+    llm = LLM(str(model), logits_processors=processors, **options)
     try:
         yield llm
     finally:

@@ -97,7 +97,7 @@ def test_kv_offloading_is_a_connector_too(demo_model):
 
 @pytest.mark.parametrize("kind", ["tensor", "pipeline", "data"])
 def test_several_ranks_are_refused(demo_model, kind):
-    with pytest.raises(ValueError, match=f"expects one rank in this version, got .*'{kind}': 2"):
+    with pytest.raises(ValueError, match=f"expects one rank, .*got .*'{kind}': 2"):
         configure(demo_model, EIGHT, **{f"{kind}_parallel_size": 2})
 
 

@@ -47,10 +47,10 @@ def by_hand(layout, chunks: int) -> dict:
 
 
 @pytest.mark.parametrize("interval", [1, 8])
-def test_counters_equal_a_count_by_hand(demo_model: Path, interval):
+def test_counters_equal_a_count_by_hand(engine_model: Path, interval):
     # One request at a time, so that chunks are what the loop above says.
     options = {"max_num_seqs": 1, "max_num_batched_tokens": 10, "enable_prefix_caching": False}
-    with engine(demo_model, interval, **options) as llm:
+    with engine(engine_model, interval, **options) as llm:
         layer = next(m for m in llm.llm_engine.vllm_config.compilation_config.static_forward_context.values()
                      if hasattr(m, "layout"))  # fmt: skip
         assert llm.collective_rpc("deltalog_counters")[0]["merges"] == 0
@@ -66,7 +66,7 @@ def test_counters_equal_a_count_by_hand(demo_model: Path, interval):
 
 
 @pytest.mark.parametrize(("caching", "at_once"), [(False, 1), (True, LAYERS)])
-def test_layers_take_turns_to_merge(demo_model: Path, caching, at_once):
+def test_layers_take_turns_to_merge(engine_model: Path, caching, at_once):
     """Of rows that arrive together, no step merges more logs than one layer's, unless blocks are cached."""
     rows, interval = 4, 8
     merged = []
@@ -74,7 +74,7 @@ def test_layers_take_turns_to_merge(demo_model: Path, caching, at_once):
     def count(llm) -> None:
         merged.append(llm.collective_rpc("deltalog_counters")[0]["merges"])
 
-    with engine(demo_model, interval, enable_prefix_caching=caching) as llm:
+    with engine(engine_model, interval, enable_prefix_caching=caching) as llm:
         scheduled(
             llm, random_texts([5] * rows, tokens=2 * interval + 1, seed=6), [0] * rows, after_step=count
         )

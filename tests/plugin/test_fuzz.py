@@ -15,7 +15,7 @@ BUDGET_S = 150
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("poisoned_pages"), pytest.mark.timeout(4 * BUDGET_S)]
 
 
-def test_random_schedules_equal_stock(demo_model):
+def test_random_schedules_equal_stock(engine_model):
     seed = int(os.environ.get("DELTALOG_FUZZ_SEED", random.randrange(2**31)))
     print(f"seed {seed}")
     rng, deadline, rounds = random.Random(seed), time.monotonic() + BUDGET_S, 0
@@ -44,7 +44,7 @@ def test_random_schedules_equal_stock(demo_model):
         print(f"round {rounds}: interval {interval}, {options}, arrivals {arrivals}, aborts {aborts}")
         results = []
         for chosen in (None, interval):
-            with engine(demo_model, chosen, **options) as llm:
+            with engine(engine_model, chosen, **options) as llm:
                 results.append(scheduled(llm, texts, arrivals, aborts))
         assert results[0].keys() == results[1].keys()
         assert Difference.of(*(list(result.values()) for result in results)).within(TO_STOCK)

@@ -28,18 +28,18 @@ def against_stock(model: Path, texts: list[Text], interval: int | str, **options
 
 
 @each_interval
-def test_arrivals_and_finishes_at_random_steps(demo_model, interval):
+def test_arrivals_and_finishes_at_random_steps(engine_model, interval):
     texts = random_texts(draw(1, 120, 14, seed=1), draw(5, 90, 14, seed=2), seed=3)
     arrivals = sorted(draw(0, 80, 14, seed=4))
     results = []
     for chosen in (None, interval):
-        with engine(demo_model, chosen, max_num_seqs=6, **CHUNKED) as llm:
+        with engine(engine_model, chosen, max_num_seqs=6, **CHUNKED) as llm:
             results.append(list(scheduled(llm, texts, arrivals).values()))
     assert Difference.of(*results).within(TO_STOCK)
 
 
 @each_interval
-def test_aborts_in_mid_cycle_and_the_slots_after_them(demo_model, interval):
+def test_aborts_in_mid_cycle_and_the_slots_after_them(engine_model, interval):
     """Every third request leaves after 1 to 12 steps; two slots serve all."""
     texts = random_texts(draw(1, 40, 12, seed=5), draw(10, 40, 12, seed=6), seed=7)
     arrivals = [4 * index for index in range(12)]
@@ -47,55 +47,55 @@ def test_aborts_in_mid_cycle_and_the_slots_after_them(demo_model, interval):
     aborts = {index: arrivals[index] + leaves[index // 3] for index in range(0, 12, 3)}
     results = []
     for chosen in (None, interval):
-        with engine(demo_model, chosen, max_num_seqs=2, **CHUNKED) as llm:
+        with engine(engine_model, chosen, max_num_seqs=2, **CHUNKED) as llm:
             results.append(list(scheduled(llm, texts, arrivals, aborts).values()))
     assert len(results[0]) == 8
     assert Difference.of(*results).within(TO_STOCK)
 
 
 @each_interval
-def test_chunks_with_every_tail_length(demo_model, interval):
+def test_chunks_with_every_tail_length(engine_model, interval):
     """Chunks of 16: the last one has 1 to 8 tokens, and ends at every position mod 8."""
     texts = random_texts(list(range(33, 41)), tokens=24, seed=9)
     options = CHUNKED | {"max_num_batched_tokens": 16, "max_num_seqs": 1}
-    assert against_stock(demo_model, texts, interval, **options).within(TO_STOCK)
+    assert against_stock(engine_model, texts, interval, **options).within(TO_STOCK)
 
 
 @each_interval
-def test_prompts_of_one_token(demo_model, interval):
+def test_prompts_of_one_token(engine_model, interval):
     texts = random_texts([1, 1, 1, 2], tokens=40, seed=10)
-    assert against_stock(demo_model, texts, interval, **CHUNKED).within(TO_STOCK)
+    assert against_stock(engine_model, texts, interval, **CHUNKED).within(TO_STOCK)
 
 
 @each_interval
-def test_preemption_by_a_small_cache(demo_model, interval):
+def test_preemption_by_a_small_cache(engine_model, interval):
     """Four requests fit with four blocks each and outgrow the cache when each needs a fifth: some are thrown
     out and computed again."""
     texts = random_texts([230, 240, 250, 260], tokens=110, seed=11)
     small = {"num_gpu_blocks_override": 18, "block_size": 32, "max_model_len": 512}
     results = []
     for chosen in (None, interval):
-        with engine(demo_model, chosen, **CHUNKED | small) as llm:
+        with engine(engine_model, chosen, **CHUNKED | small) as llm:
             results.append(teacher_forced(llm, texts))
             assert metric(llm, "vllm:num_preemptions") > 0
     assert Difference.of(*results).within(TO_STOCK)
 
 
 @each_interval
-def test_several_samples_of_one_prompt(demo_model, interval):
+def test_several_samples_of_one_prompt(engine_model, interval):
     """n = 3: the samples share the prompt's cached block, and each goes on with a state of its own."""
     texts = random_texts([400, 7], tokens=30, seed=12)
     results = []
     for chosen in (None, interval):
         # The budget lets one prompt in at a time: the second sample finds the first one's block.
         options = {"enable_prefix_caching": True, "block_size": 32, "max_num_batched_tokens": 400}
-        with engine(demo_model, chosen, **options) as llm:
+        with engine(engine_model, chosen, **options) as llm:
             results.append(teacher_forced(llm, texts, samples=3))
             assert metric(llm, "vllm:prefix_cache_hits") > 0
     assert Difference.of(*results).within(TO_STOCK)
 
 
 @each_interval
-def test_hundreds_of_tokens_over_many_cycles(demo_model, interval):
+def test_hundreds_of_tokens_over_many_cycles(engine_model, interval):
     texts = random_texts([5, 30], tokens=400, seed=13)
-    assert against_stock(demo_model, texts, interval, **CHUNKED).within(TO_STOCK)
+    assert against_stock(engine_model, texts, interval, **CHUNKED).within(TO_STOCK)

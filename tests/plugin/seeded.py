@@ -1,0 +1,45 @@
+"""Faults that the engine tests must notice, put between the plugin and its kernels on either platform."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from deltalog_kernels import SlotMemory
+from deltalog_kernels.layout import live_length
+from deltalog_kernels.vllm_plugin import layers
+
+
+def without_fold(patch: pytest.MonkeyPatch) -> None:
+    """What is live before a prefill is lost."""
+    real = layers.fold_and_fill
+
+    def fill_alone(memory: SlotMemory, slot_ids: Any, starts: Any, ends: Any, *, phase_offset: int) -> None:
+        real(memory, slot_ids, torch.zeros_like(starts), ends, phase_offset=phase_offset)
+
+    patch.setattr(layers, "fold_and_fill", fill_alone)
+
+
+def without_fill(patch: pytest.MonkeyPatch) -> None:
+    """What counts as live after a prefill is whatever the page held."""
+    real = layers.fold_and_fill
+
+    def fold_alone(memory: SlotMemory, slot_ids: Any, starts: Any, ends: Any, *, phase_offset: int) -> None:
+        interval = memory.layout.merge_interval
+        empty = torch.full_like(ends, interval - phase_offset % interval)
+        real(memory, slot_ids, starts, empty, phase_offset=phase_offset)
+
+    patch.setattr(layers, "fold_and_fill", fold_alone)
+
+
+def without_merge(patch: pytest.MonkeyPatch) -> None:
+    """The token that should merge is appended over the last entry."""
+    real = layers.gdn_fused_step
+
+    def never_merge(*tensors: Any, memory: SlotMemory, positions: Any, phase_offset: int, **rest: Any) -> Any:
+        last = memory.layout.merge_interval - 1
+        merging = live_length(positions, last + 1, phase_offset) == last
+        before = positions - merging.to(positions.dtype)
+        return real(*tensors, memory=memory, positions=before, phase_offset=phase_offset, **rest)
+
+    patch.setattr(layers, "gdn_fused_step", never_merge)
