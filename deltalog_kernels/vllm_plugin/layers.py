@@ -33,11 +33,11 @@ class LoggedLayer:
     prefix: str
 
     def __init__(self, config: Any, vllm_config: VllmConfig, prefix: str = "", **kwargs: Any) -> None:
-        layout = recurrent_layout(vllm_config)
+        layout, stock = recurrent_layout(vllm_config), self.stock
         if layout is None:
             # vLLM replaces the class for every engine of the process; this one did not ask for it.
-            self.__class__ = self.stock
-        self.stock.__init__(self, config, vllm_config, prefix, **kwargs)
+            self.__class__ = stock
+        stock.__init__(self, config, vllm_config, prefix, **kwargs)
         if layout is not None:
             self.layout = layout
             self.phase_offset = phase_offset(vllm_config, prefix)

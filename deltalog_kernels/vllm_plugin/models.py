@@ -17,12 +17,12 @@ class LoggedModel:
     vllm_config: VllmConfig
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        layout = recurrent_layout(vllm_config)
-        if layout is None and self.stock in type(self).__bases__:
+        layout, stock = recurrent_layout(vllm_config), self.stock
+        if layout is None and stock in type(self).__bases__:
             # vLLM finds this class for every engine of the process; this one did not ask for a log. A
             # pooling adapter derives from it, and then has only methods that answer as stock.
-            self.__class__ = self.stock
-        self.stock.__init__(self, vllm_config=vllm_config, prefix=prefix)
+            self.__class__ = stock
+        stock.__init__(self, vllm_config=vllm_config, prefix=prefix)
         self.vllm_config = vllm_config
         if layout is not None:
             self._check_pages(vllm_config)
