@@ -93,6 +93,43 @@ def _bench_on_gpu(picked: list[bool], output: Path | None, commit: str) -> None:
         report.run(output, commit)
 
 
+@bench.command("serving")
+def bench_serving(
+    model: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="A model directory.")],
+    batches: Annotated[str, typer.Option(help="Requests that decode side by side.")] = "1,8,64,256",
+    prompt_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each prompt.")] = 1024,
+    steps: Annotated[int, typer.Option(min=16, help="Decode steps that count.")] = 64,
+    pairs: Annotated[int, typer.Option(min=1, help="Engines of each kind, in turn.")] = 1,
+    merge_interval: Annotated[str, typer.Option(help='M, or "auto".')] = "auto",
+    spread: Annotated[int, typer.Option(min=0, help="Prompts are up to so much shorter.")] = 0,
+    real_weights: Annotated[
+        bool, typer.Option("--real-weights", help="Load the directory's weights; else random ones.")
+    ] = False,
+    profile: Annotated[bool, typer.Option(help="Also say where a step's GPU time goes.")] = True,
+    output: Annotated[Path | None, typer.Option(help="Write the numbers here as JSON.")] = None,
+    commit: Annotated[str, typer.Option(help="What the JSON says was measured.")] = "unknown",
+) -> None:
+    """Time decode through vLLM, stock and with DeltaLog, one engine after the other on this GPU."""
+    from deltalog_kernels.bench import report, serving
+
+    job = serving.Job(
+        model=str(model),
+        merge_interval=int(merge_interval) if merge_interval.isdigit() else merge_interval,
+        batches=[int(batch) for batch in batches.split(",")],
+        prompt_tokens=prompt_tokens,
+        steps=steps,
+        spread=spread,
+        real_weights=real_weights,
+        profile=profile,
+    )
+    console = report.wide_console()
+    with _explained():
+        listed = serving.rows(serving.run(job, pairs, console))
+        if output is not None:
+            serving.save(output, report.machine(commit) | {"vllm": version("vllm")}, job, listed)
+        console.print(serving.table(listed))
+
+
 Measured = Annotated[Path, typer.Argument(exists=True, help="What `bench kernels --output` wrote.")]
 
 
