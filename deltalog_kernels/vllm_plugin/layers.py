@@ -26,6 +26,7 @@ class LoggedLayer:
     """Mixed into one of vLLM's recurrent layers: its page holds a log behind vLLM's two states."""
 
     stock: ClassVar[type[Any]]
+    logged = False
     layout: LogLayout
     phase_offset: int
     memory: SlotMemory
@@ -41,14 +42,17 @@ class LoggedLayer:
         if layout is not None:
             self.layout = layout
             self.phase_offset = phase_offset(vllm_config, prefix)
+            self.logged = True
 
     def get_state_shape(self) -> Iterable[tuple[int, ...]]:
         return (*self.stock.get_state_shape(self), *log_states(self.layout)[0])
 
     def get_state_dtype(self) -> tuple[torch.dtype, ...]:
+        states: tuple[torch.dtype, ...] = self.stock.get_state_dtype(self)
+        if not self.logged:
+            return states  # vLLM's own constructor asks, for its two
         # Kimi's own layer does not ask for the dtype that its model sizes the page with.
-        conv, _ = self.stock.get_state_dtype(self)
-        return (conv, self.layout.state_dtype, *log_states(self.layout)[1])
+        return (states[0], self.layout.state_dtype, *log_states(self.layout)[1])
 
     def get_attn_backend(self) -> type[AttentionBackend]:
         return DeltaLogGDNBackend
