@@ -58,6 +58,23 @@ class ReplicaView:
     free_tokens: float = inf
     strictest_tpot_ms: float = inf
 
+    def sent(self, ask: "Ask") -> None:
+        """A router sent it this request, and knows so before the replica reports it."""
+        self.rows += 1
+        self.prefill_tokens += ask.prompt_tokens
+        self.free_tokens -= ask.prompt_tokens + ask.output_tokens
+        self.strictest_tpot_ms = min(self.strictest_tpot_ms, ask.tpot_ms)
+
+    def started(self, ask: "Ask") -> None:
+        """The request has its first token: what its prompt cost is behind it, and in the mean."""
+        self.prefill_tokens = max(0, self.prefill_tokens - ask.prompt_tokens)
+        self.prefill_per_step += ask.prompt_tokens / PREFILL_WINDOW
+
+    def finished(self, ask: "Ask") -> None:
+        """The request has ended, however it did. What it was promised holds on until the next report."""
+        self.rows = max(0, self.rows - 1)
+        self.free_tokens += ask.prompt_tokens + ask.output_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -102,9 +119,10 @@ class Policy(Protocol):
 
 
 def predicted_tpot_ms(view: ReplicaView, ask: Ask) -> float:
-    """Mean step of a request on this replica, with the prompts that its steps also take in."""
-    prefill = view.prefill_per_step + ask.prompt_tokens / PREFILL_WINDOW
-    return view.model.step_ms(view.rows + 1, prefill)
+    """Mean step of the requests on this replica over PREFILL_WINDOW steps, with this one among them: as many
+    prompt tokens as lately, and those that already wait to be taken in."""
+    prefill = view.prefill_per_step + (view.prefill_tokens + ask.prompt_tokens) / PREFILL_WINDOW
+    return view.model.step_ms(view.rows + 1, min(prefill, view.chunk_tokens))
 
 
 def predicted_ttft_ms(view: ReplicaView, ask: Ask) -> float:

@@ -11,7 +11,7 @@ from math import ceil, inf
 from typing import Any
 
 from service.routing.cost import StepModel
-from service.routing.policy import PREFILL_WINDOW
+from service.routing.policy import PREFILL_WINDOW, Ask
 
 
 @dataclass(eq=False, slots=True)
@@ -26,6 +26,7 @@ class Job:
     prefill_left: int = 0
     first_s: float = inf
     end_s: float = inf
+    ask: Ask | None = None
     replica: str | None = None
     router: int = 0
     retried: bool = False

@@ -58,7 +58,7 @@ class SimPool(Settings):
     def _bounds(self) -> "SimPool":
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ValueError(
-                f"max_replicas: expected at least {self.replicas}, replicas; got {self.max_replicas}; raise it"
+                f"max_replicas: expected {self.replicas} or more; got {self.max_replicas}; raise it"
             )
         return self
 

@@ -74,23 +74,15 @@ class _Router:
         waited_ms = 1000 * (now_s - job.arrived_s)
         return Ask(job.prompt_tokens, job.output_tokens, job.slo.tpot_ms, job.slo.ttft_ms, waited_ms, saved)
 
-    def sent(self, job: Job, name: str) -> None:
-        view = self.views[name]
-        view.rows += 1
-        view.prefill_tokens += job.prompt_tokens
-        view.free_tokens -= job.prompt_tokens + job.output_tokens
-        view.strictest_tpot_ms = min(view.strictest_tpot_ms, job.slo.tpot_ms)
+    def sent(self, job: Job, ask: Ask, name: str) -> None:
+        job.ask = ask
+        self.views[name].sent(ask)
         if job.prefix is not None:
             self.prefixes.setdefault(job.prefix, set()).add(name)
 
-    def started(self, job: Job) -> None:
-        if (view := self.views.get(job.replica or "")) is not None:
-            view.prefill_tokens = max(0, view.prefill_tokens - job.prompt_tokens)
-
-    def finished(self, job: Job) -> None:
-        if (view := self.views.get(job.replica or "")) is not None:
-            view.rows = max(0, view.rows - 1)
-            view.free_tokens += job.prompt_tokens + job.output_tokens
+    def view(self, job: Job) -> ReplicaView | None:
+        """Of the replica that has the job; None when it is gone or drains."""
+        return self.views.get(job.replica or "")
 
 
 class World:
@@ -182,13 +174,14 @@ class World:
         self._offered[0].note(job.prompt_tokens, job.output_tokens)
 
     def _route(self, router: _Router, job: Job, now_s: float) -> bool:
-        decision = router.policy.choose(router.pools, router.ask(job, now_s))
+        ask = router.ask(job, now_s)
+        decision = router.policy.choose(router.pools, ask)
         if decision.replica is None:
             return False
         self.outcome.reasons[str(decision.reason)] += 1
         replica = self.replicas[decision.replica]
         job.replica, job.spilled = replica.name, decision.spilled
-        router.sent(job, replica.name)
+        router.sent(job, ask, replica.name)
         if not job.retried:
             self._offered[replica.pool].note(job.prompt_tokens, job.output_tokens)
         end_s = replica.take(job, now_s)
@@ -201,10 +194,11 @@ class World:
         if version != replica.version:
             return
         started, finished = replica.settle()
-        for job in started:
-            self.routers[job.router].started(job)
-        for job in finished:
-            self.routers[job.router].finished(job)
+        for jobs, note in ((started, ReplicaView.started), (finished, ReplicaView.finished)):
+            for job in jobs:
+                view = self.routers[job.router].view(job)
+                if view is not None and job.ask is not None:
+                    note(view, job.ask)
         end_s = replica.plan(now_s)
         if end_s is not None:
             self._at(end_s, "step", (replica, replica.version))
