@@ -1,4 +1,4 @@
-"""Command line of the service: `python -m service serve|demo|validate|key`."""
+"""Command line of the service: `python -m service serve|demo|validate|key|simulate`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from service.config import ConfigError, load_config
+from service.config import ConfigError, load_config, parse, read_yaml
 from service.keys import load_keys, new_key
 from service.launch import LaunchError, check_engines, serve_until_signalled
 
@@ -68,6 +68,36 @@ def key(name: Annotated[str, typer.Argument(help="Whose key it is.")]) -> None:
         highlight=False,
         soft_wrap=True,
     )
+
+
+@app.command()
+def simulate(
+    scenario: Annotated[
+        Path, typer.Argument(help="YAML file with a Scenario (service/sim/scenario.py).")
+    ] = Path("deploy/sim/day.yaml"),
+    output: Annotated[Path | None, typer.Option(help="Write the numbers here as JSON.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw them here, as PNG.")] = None,
+) -> None:
+    """Simulate pools, routers and autoscalers under each policy of a scenario. No engine runs."""
+    from rich.progress import track
+
+    from service.sim import report as reports
+    from service.sim.scenario import Scenario
+    from service.sim.world import World
+
+    with _explained():
+        told = parse(Scenario, read_yaml(scenario), str(scenario))
+        rows = [
+            reports.Row.of(policy, told, World(told, policy).run())
+            for policy in track(told.policies, "simulating", console=console)
+        ]
+        report = reports.Report(scenario=told, rows=rows)
+        # Where there is no terminal, a width that the table fits into.
+        (console if console.is_terminal else Console(width=160)).print(reports.table(report))
+        if output is not None:
+            output.write_text(report.model_dump_json(indent=1) + "\n")
+        if plot is not None:
+            reports.plot(report, plot)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from deltalog_kernels.kernels.hopper.tiles import (
     fetch_after_read,
     fetch_after_write,
     fetch_first,
+    once,
     read_tile,
     store_zeros,
     write_tile,
@@ -122,7 +123,8 @@ def rwkv6_kernel(
     key = gl.load(k_ptr + row * k_stride + h * K + channel).to(gl.float32)
     receptance = gl.load(r_ptr + row * r_stride + h * K + channel).to(gl.float32) * scale
     bonus = gl.load(bonus_ptr + h * K + channel).to(gl.float32)
-    decay_ln = gl.load(decay_ptr + row * decay_stride + h * K + channel).to(gl.float32)
+    gate_channel = channel_offsets(K, J, once(num_warps))
+    decay_ln = gl.load(decay_ptr + row * decay_stride + h * K + gate_channel).to(gl.float32)
     out_ptr += row * out_stride + h * V + first_row
     if slot <= NULL_SLOT:
         store_zeros(out_ptr, rows, TILES)
@@ -142,7 +144,7 @@ def rwkv6_kernel(
     decay_ln = clamped(decay_ln, DECAY_LN_MIN)
 
     keys, weights, total = replay_prep(
-        log_keys_ptr, log_decays_ptr, gl.zeros_like(decay_ln), live, channel, K, J, M, K, ENTRIES, num_warps
+        log_keys_ptr, log_decays_ptr, gl.zeros_like(key), live, channel, K, J, M, K, ENTRIES, num_warps
     )
     log_coefficients = coefficients(keys, weights, receptance, num_warps)
     key_receptance = channel_sum(receptance * bonus * key)
@@ -151,7 +153,7 @@ def rwkv6_kernel(
     values = share(values)
 
     if merges_now(live, M, PHASE):
-        decay = gl.exp(decay_ln)[None, :, :]
+        decay = gl.convert_layout(gl.exp(decay_ln), channels(J, num_warps))[None, :, :]
         decayed_keys = share((keys * decay).reshape([ENTRIES * C, J]))
         decay = decay * total[None, :, :]
         for tile in range(TILES):
@@ -192,5 +194,5 @@ def rwkv6_kernel(
             entry = value.to(log_updates_ptr.dtype.element_ty)
             gl.store(log_updates_ptr + live * V + tile * ROWS + rows, entry)
         if split == 0:
-            gl.store(log_decays_ptr + live * K + channel, decay_ln)
+            gl.store(log_decays_ptr + live * K + gate_channel, decay_ln)
             gl.store(log_keys_ptr + live * K + channel, key.to(log_keys_ptr.dtype.element_ty))
