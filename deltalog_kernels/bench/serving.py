@@ -6,6 +6,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,39 +72,46 @@ Runs = dict[str, dict[int, list[Point]]]
 
 
 def run(job: Job, pairs: int, console: Console) -> Runs:
-    """Each pair starts a stock engine, then one with DeltaLog; both measure every batch."""
+    """Each pair starts a stock engine, then one with DeltaLog; both measure every batch. What an engine
+    measured is printed as it comes: it may take minutes to start."""
     runs: Runs = {side: {batch: [] for batch in job.batches} for side in SIDES}
     with Progress(console=console) as progress:
-        task = progress.add_task("engines", total=2 * pairs)
+        task = progress.add_task("batches", total=2 * pairs * len(job.batches))
         for _ in range(pairs):
             for side in SIDES:
                 own = job if side == "deltalog" else job.model_copy(update={"merge_interval": None})
                 for point in _engine(own):
                     runs[side][point.batch].append(point)
-                progress.advance(task)
+                    progress.console.print(f"{side}, {point.batch} requests: TPOT {point.tpot_ms:.3f} ms")
+                    progress.advance(task)
     return runs
 
 
-def _engine(job: Job) -> list[Point]:
+def _engine(job: Job) -> Iterator[Point]:
+    """The points of one engine in a process of its own. Raises BenchError when it ends before the last."""
     with tempfile.TemporaryDirectory() as folder:
         result, log = Path(folder) / "points.jsonl", Path(folder) / "log"
-        with log.open("w") as sink:
-            done = subprocess.run(
-                [sys.executable, "-m", RUNNER, str(result)],
-                input=job.model_dump_json(),
-                text=True,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-            )
-        lines = result.read_text().splitlines() if result.exists() else []
-        points = [Point.model_validate_json(line) for line in lines]
-        if done.returncode:
+        result.touch()
+        with log.open("w") as sink, result.open() as lines:
+            command = [sys.executable, "-m", RUNNER, str(result)]
+            with subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=sink, stderr=sink, text=True
+            ) as process:
+                assert process.stdin is not None
+                process.stdin.write(job.model_dump_json())
+                process.stdin.close()
+                running = True
+                while running:
+                    running = process.poll() is None
+                    for line in lines:
+                        yield Point.model_validate_json(line)
+                    time.sleep(0.5)
+        if process.returncode:
             side = "stock" if job.merge_interval is None else "deltalog"
             raise BenchError(
                 f"expected the {side} engine to measure batches {job.batches}, it ended with status "
-                f"{done.returncode} after {[point.batch for point in points]}:\n{log.read_text()[-3000:]}"
+                f"{process.returncode}:\n{log.read_text()[-3000:]}"
             )
-    return points
 
 
 def rows(runs: Runs) -> list[dict[str, Any]]:
