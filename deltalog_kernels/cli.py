@@ -26,7 +26,7 @@ def doctor() -> None:
         f"deltalog {version('deltalog')}, Python {platform.python_version()}, torch {torch.__version__}"
     )
     try:
-        from deltalog_kernels.vllm_plugin import seams
+        from deltalog_kernels.vllm_plugin import seams, support
     except ModuleNotFoundError as missing:
         if missing.name != "vllm":
             raise
@@ -38,7 +38,7 @@ def doctor() -> None:
         typer.echo(f"problem: {problem}")
     if problems:
         raise typer.Exit(1)
-    typer.echo(f"plugin: ready for {', '.join(seams.MODELS)}")
+    typer.echo(f"plugin: ready for {', '.join(support.MODELS)}")
 
 
 @contextmanager

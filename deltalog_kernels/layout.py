@@ -25,6 +25,9 @@ and ages nothing (a log-decay of zero is a decay of one), so a log may count it 
 MAX_MERGE_INTERVAL = 64
 """Longest log that is worth its bytes in any supported geometry, with room to spare (see traffic.py)."""
 
+GPU_DIMS = (16, 32, 64, 128, 256)
+"""Sizes of keys and of values that the GPU kernels take."""
+
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _UPDATE_DTYPES = _DTYPES[:3]
 """float16 is none for updates: one that is divided by a small norm passes its largest number."""

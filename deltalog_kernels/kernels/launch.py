@@ -15,7 +15,7 @@ from torch import Tensor
 from deltalog_kernels import tuning
 from deltalog_kernels.kernels import delta_rule, replay, rwkv6
 from deltalog_kernels.kernels.fold import fill_kernel, fold_kernel
-from deltalog_kernels.layout import DECAY_LN_MIN, NEUTRAL, NULL_SLOT, LogLayout, SlotMemory
+from deltalog_kernels.layout import DECAY_LN_MIN, GPU_DIMS, NEUTRAL, NULL_SLOT, LogLayout, SlotMemory
 from deltalog_kernels.reference import L2_EPS
 
 MIXED, APPEND, MERGE = 0, replay.APPEND.value, replay.MERGE.value
@@ -257,7 +257,7 @@ def _check_layout(memory: SlotMemory, *indices: Tensor) -> None:
                 "keep an fp64 pool on the CPU"
             )
     for name, size in (("key_dim", layout.key_dim), ("value_dim", layout.value_dim)):
-        if size & (size - 1) or not 16 <= size <= 256:
+        if size not in GPU_DIMS:
             raise NotImplementedError(
                 f"the GPU kernels want {name} to be a power of two from 16 to 256, got {size}; "
                 "decode such a layer on the stock path"

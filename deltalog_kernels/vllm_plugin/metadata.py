@@ -64,7 +64,7 @@ class DeltaLogGDNMetadataBuilder(GDNAttentionMetadataBuilder):
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, *args: Any, **kwargs: Any
     ) -> DeltaLogGDNMetadata:
         common = common_attn_metadata
-        stock = super().build(common_prefix_len, common, *args, **kwargs)
+        stock = _with_dense_slots(super().build(common_prefix_len, common, *args, **kwargs))
         decodes, rows = stock.num_decodes, stock.num_decodes + stock.num_prefills
         ends = common.seq_lens[:rows]
         starts = ends - common.query_start_loc[: rows + 1].diff()
@@ -89,7 +89,7 @@ class DeltaLogGDNMetadataBuilder(GDNAttentionMetadataBuilder):
         self, metadata: GDNAttentionMetadata, blk_table: Tensor, slot_mapping: Tensor
     ) -> GDNAttentionMetadata:
         """The same batch for another group of layers: its slots differ, its positions do not."""
-        updated = super().update_block_table(metadata, blk_table, slot_mapping)
+        updated = _with_dense_slots(super().update_block_table(metadata, blk_table, slot_mapping))
         assert isinstance(updated, DeltaLogGDNMetadata)
         if updated.absorbed is not None:
             self.step_counters.record(updated.absorbed)
@@ -107,6 +107,16 @@ class DeltaLogGDNMetadataBuilder(GDNAttentionMetadataBuilder):
         staged[: len(starts)].copy_(starts, non_blocking=True)
         staged[len(starts) :].zero_()
         return staged
+
+
+def _with_dense_slots(metadata: GDNAttentionMetadata) -> GDNAttentionMetadata:
+    """Slot ids side by side, as our kernels read them: vLLM's are a column of its block table."""
+    slots = metadata.non_spec_state_indices_tensor
+    if slots is None or slots.is_contiguous():
+        return metadata
+    slots = slots.contiguous()
+    prefill = None if metadata.prefill_state_indices is None else slots[metadata.num_decodes :]
+    return replace(metadata, non_spec_state_indices_tensor=slots, prefill_state_indices=prefill)
 
 
 def _prefill_only(mixed: GDNAttentionMetadata, common: CommonAttentionMetadata) -> GDNAttentionMetadata:

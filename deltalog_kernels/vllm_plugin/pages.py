@@ -12,12 +12,12 @@ from vllm.model_executor.models.utils import extract_layer_index
 
 from deltalog_kernels import GDN, KDA, LogLayout
 from deltalog_kernels.traffic import best_merge_interval
-from deltalog_kernels.vllm_plugin.config import DeltaLogConfig
+from deltalog_kernels.vllm_plugin.support import active
 
 
 def recurrent_layout(vllm_config: VllmConfig) -> LogLayout | None:
-    """Layout of this rank's recurrent layers, or None when DeltaLog is off."""
-    config = DeltaLogConfig.from_vllm(vllm_config)
+    """Layout of this rank's recurrent layers, or None for an engine that decodes as stock."""
+    config = active(vllm_config)
     if config is None:
         return None
     kimi = getattr(vllm_config.model_config.hf_text_config, "linear_attn_config", None) is not None

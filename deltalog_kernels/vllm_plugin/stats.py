@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from vllm.config import VllmConfig
 
 from deltalog_kernels import LogLayout, traffic
 from deltalog_kernels.layout import live_length, merges
 from deltalog_kernels.traffic import Traffic
+from deltalog_kernels.vllm_plugin.config import DeltaLogConfig
+from deltalog_kernels.vllm_plugin.support import aside
 
 KINDS = ("append", "merge", "fold", "fill")
 
@@ -103,9 +106,16 @@ class WorkerStats:
     """Mixed into vLLM's worker as its extension class."""
 
     model_runner: Any
+    vllm_config: VllmConfig
 
     def deltalog_counters(self) -> dict[str, Any]:
-        """See ``snapshot``. Raises RuntimeError in a worker that decodes without DeltaLog."""
+        """See ``snapshot``; {"standing_aside": why} where the plugin leaves decode to vLLM.
+
+        Raises RuntimeError in an engine without the section.
+        """
+        reason = DeltaLogConfig.from_vllm(self.vllm_config) and aside(self.vllm_config)
+        if reason:
+            return {"standing_aside": reason}
         builders = (
             builder
             for groups in self.model_runner.attn_groups

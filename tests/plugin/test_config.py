@@ -10,6 +10,7 @@ from vllm.engine.arg_utils import EngineArgs
 
 from deltalog_kernels.vllm_plugin.config import DeltaLogConfig, check_merge_interval
 from deltalog_kernels.vllm_plugin.pages import recurrent_layout
+from deltalog_kernels.vllm_plugin.support import aside
 
 EIGHT = {"merge_interval": 8}
 
@@ -69,12 +70,11 @@ def test_unknown_keys_and_non_objects_are_refused(demo_model):
         configure(demo_model, 8)
 
 
-def test_an_architecture_without_a_log_is_refused(dense_model):
-    refusal = (
-        "a model with architecture Qwen3NextForCausalLM, got Qwen3ForCausalLM; serve such a model, or remove"
-    )
-    with pytest.raises(ValueError, match=f"DeltaLog expects {refusal} 'deltalog' from --additional-config"):
-        configure(dense_model, EIGHT)
+def test_an_architecture_without_a_log_is_left_to_vllm(dense_model):
+    config = configure(dense_model, EIGHT)
+    expected = "expected a model with architecture Qwen3NextForCausalLM, got Qwen3ForCausalLM"
+    assert aside(config) == expected
+    assert recurrent_layout(config) is None
 
 
 def test_the_same_architecture_without_the_section_is_left_alone(dense_model):
@@ -99,12 +99,6 @@ def test_kv_offloading_is_a_connector_too(demo_model):
 def test_several_ranks_are_refused(demo_model, kind):
     with pytest.raises(ValueError, match=f"expects one rank, .*got .*'{kind}': 2"):
         configure(demo_model, EIGHT, **{f"{kind}_parallel_size": 2})
-
-
-def test_speculative_decoding_is_refused(demo_model):
-    ngram = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
-    with pytest.raises(ValueError, match=r"expects no speculative decoding .* drop --speculative-config"):
-        configure(demo_model, EIGHT, speculative_config=ngram)
 
 
 def test_another_worker_extension_is_refused(demo_model):
