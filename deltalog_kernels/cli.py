@@ -20,8 +20,15 @@ app.add_typer(bench, name="bench")
 
 
 @app.command()
-def doctor() -> None:
-    """Say what is installed and whether vLLM would load the plugin. Exits 1 when it would not."""
+def doctor(
+    model: Annotated[
+        Path | None,
+        typer.Argument(exists=True, file_okay=False, help="Also say what DeltaLog would do for this model."),
+    ] = None,
+    merge_interval: Annotated[str, typer.Option(help='M, or "auto".')] = "auto",
+) -> None:
+    """Say what is installed and whether vLLM would load the plugin. Exits 1 when it would not, or would
+    refuse the model."""
     typer.echo(
         f"deltalog {version('deltalog')}, Python {platform.python_version()}, torch {torch.__version__}"
     )
@@ -39,6 +46,22 @@ def doctor() -> None:
     if problems:
         raise typer.Exit(1)
     typer.echo(f"plugin: ready for {', '.join(support.MODELS)}")
+    if model is not None:
+        _diagnose(model, int(merge_interval) if merge_interval.isdigit() else merge_interval)
+
+
+def _diagnose(model: Path, merge_interval: int | str) -> None:
+    from deltalog_kernels.bench.report import wide_console
+    from deltalog_kernels.vllm_plugin import diagnosis, register
+
+    # As vLLM does when it starts an engine, whether or not it finds the entry point.
+    register()
+    try:
+        found = diagnosis.diagnose(model, merge_interval)
+    except ValueError as refusal:
+        typer.echo(f"problem: {refusal}")
+        raise typer.Exit(1) from None
+    diagnosis.show(found, merge_interval, wide_console())
 
 
 @contextmanager

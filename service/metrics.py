@@ -119,6 +119,12 @@ LIVE_ENTRIES = MetricSpec(
     "Live log entries after the last step, over its rows and all layers.",
 )
 MERGE_INTERVAL = MetricSpec("deltalog_merge_interval", "gauge", "steps", "Steps per merge, M.")
+ASIDE = MetricSpec(
+    "deltalog_aside_replicas",
+    "gauge",
+    "replicas",
+    "Replicas that decode as stock vLLM although their pool has a merge interval; their log says why.",
+)
 
 
 class LatencyMetrics:
@@ -141,6 +147,7 @@ class DeltaLogMetrics:
         self._write_through_bytes = WRITE_THROUGH_BYTES.bind(pool)
         self._live_entries = LIVE_ENTRIES.bind(pool)
         self._merge_interval = MERGE_INTERVAL.bind(pool)
+        self._aside = ASIDE.bind(pool)
         self._seen: dict[tuple[str, ...], int] = {}
 
     def update(self, workers: list[dict[str, Any]]) -> None:
@@ -150,6 +157,9 @@ class DeltaLogMetrics:
         and live entries are those of the first.
         """
         first = workers[0]
+        self._aside.set(int("standing_aside" in first))
+        if "standing_aside" in first:
+            return
         self._merge_interval.set(first["merge_interval"])
         self._live_entries.set(first["live_entries"])
         self._add(self._merges, first["merges"])

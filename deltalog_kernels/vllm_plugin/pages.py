@@ -63,11 +63,16 @@ def phase_offset(vllm_config: VllmConfig, layer_name: str) -> int:
     """
     if vllm_config.cache_config.enable_prefix_caching:
         return 0
-    sizes, layer = vllm_config.model_config.hf_text_config, extract_layer_index(layer_name)
+    return recurrent_layers(vllm_config, before=extract_layer_index(layer_name))
+
+
+def recurrent_layers(vllm_config: VllmConfig, before: int | None = None) -> int:
+    """Recurrent layers of the model, or of its first ``before`` layers."""
+    sizes = vllm_config.model_config.hf_text_config
     kimi = getattr(sizes, "linear_attn_config", None)
-    if kimi is not None:
-        return sum(number <= layer for number in kimi["kda_layers"])  # counted from 1 there
-    return sizes.layer_types[:layer].count("linear_attention")
+    if kimi is not None:  # counted from 1 there
+        return sum(before is None or number <= before for number in kimi["kda_layers"])
+    return list(getattr(sizes, "layer_types", ()))[:before].count("linear_attention")
 
 
 def log_states(layout: LogLayout) -> tuple[tuple, tuple]:

@@ -77,6 +77,14 @@ def test_totals_become_increments(recorders: dict[str, Recorder]) -> None:
     assert recorders["deltalog_write_through_bytes_total"].series == {("read",): 5100, ("write",): 5101}
     assert recorders["deltalog_log_live_entries"].series == {(): 5}
     assert recorders["deltalog_merge_interval"].series == {(): 8}
+    assert recorders["deltalog_aside_replicas"].series == {(): 0}
+
+
+def test_a_plugin_that_stands_aside_shows(recorders: dict[str, Recorder]) -> None:
+    deltalog = DeltaLogMetrics(POOL)
+    deltalog.update([{"standing_aside": "expected another model"}])
+    assert recorders["deltalog_aside_replicas"].series == {(): 1}
+    assert not recorders["deltalog_merges_total"].series
 
 
 def test_ranks_share_merges_and_add_bytes(recorders: dict[str, Recorder]) -> None:
