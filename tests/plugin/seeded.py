@@ -7,7 +7,7 @@ import torch
 
 from deltalog_kernels import SlotMemory
 from deltalog_kernels.layout import live_length
-from deltalog_kernels.vllm_plugin import layers
+from deltalog_kernels.vllm_plugin import layers, metadata
 
 
 def without_fold(patch: pytest.MonkeyPatch) -> None:
@@ -43,3 +43,29 @@ def without_merge(patch: pytest.MonkeyPatch) -> None:
         return real(*tensors, memory=memory, positions=before, phase_offset=phase_offset, **rest)
 
     patch.setattr(layers, "gdn_fused_step", never_merge)
+
+
+def with_stale_positions(patch: pytest.MonkeyPatch) -> None:
+    """A captured graph reads the positions of the first batch for ever."""
+    builder, written = metadata.DeltaLogGDNMetadataBuilder, set()
+    real = builder._staged
+
+    def once(self: Any, starts: Any, stock: Any) -> Any:
+        if id(self) in written:
+            return self.positions[: len(stock.non_spec_state_indices_tensor)]
+        if not self.capturing:
+            written.add(id(self))
+        return real(self, starts, stock)
+
+    patch.setattr(builder, "_staged", once)
+
+
+def with_real_padding(patch: pytest.MonkeyPatch) -> None:
+    """Rows of padding decode into the slot of somebody."""
+    real = layers.LoggedLayer.decode_at
+
+    def decode_at(self: Any, *arguments: Any) -> dict[str, Any]:
+        at = real(self, *arguments)
+        return at | {"slot_ids": at["slot_ids"].clamp(min=1)}
+
+    patch.setattr(layers.LoggedLayer, "decode_at", decode_at)
