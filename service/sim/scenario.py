@@ -6,14 +6,11 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from service.config import Count, Milliseconds, Seconds, Settings
+from service.routing.baselines import LeastLoaded, PowerOfTwo, PrefixAffinity, RoundRobin
 from service.routing.cost import StepModel
 from service.routing.policy import (
-    LeastLoaded,
     PackSpill,
     Policy,
-    PowerOfTwo,
-    PrefixAffinity,
-    RoundRobin,
 )
 from service.sim.workload import AS_LIST, Generator
 

@@ -2,21 +2,20 @@
 
 import heapq
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 
 from service.routing.autoscale import Autoscaler, Bounds, Load, Offered
-from service.routing.policy import Ask, Policy, ReplicaView
+from service.routing.policy import ReplicaView
 from service.sim.replica import Job, SimReplica
+from service.sim.router import Router
 from service.sim.scenario import Failure, PolicyName, Scenario, SimPool
 from service.sim.workload import Arrival, trace
 
 SCALE_PERIOD_S = 2.0
-PREFIX_TOKENS = 1024
-"""Prompt tokens that requests with one prefix have in common, at most."""
 
 
 @dataclass
@@ -33,67 +32,13 @@ class Outcome:
     reasons: Counter[str] = field(default_factory=Counter)
 
 
-class _Router:
-    """One ingress process: its policy, what it knows of the replicas, and who waits."""
-
-    def __init__(self, policy: Policy, pools: int) -> None:
-        self.policy = policy
-        self.pools: list[list[ReplicaView]] = [[] for _ in range(pools)]
-        self.views: dict[str, ReplicaView] = {}
-        self.queue: deque[Job] = deque()
-        self.prefixes: dict[int, set[str]] = {}
-
-    def add(self, replica: SimReplica) -> None:
-        view = ReplicaView(
-            replica.name, replica.order, replica.model, replica.rows_limit, replica.chunk_tokens
-        )
-        self.views[replica.name] = view
-        self.pools[replica.pool].append(view)
-        self.report(replica)
-
-    def remove(self, replica: SimReplica) -> None:
-        self.pools[replica.pool].remove(self.views.pop(replica.name))
-
-    def report(self, replica: SimReplica) -> None:
-        """Take over what the replica itself says."""
-        view = self.views[replica.name]
-        view.rows, view.prefill_tokens = replica.rows, replica.backlog_tokens
-        view.prefill_per_step = replica.prefill_per_step
-        view.free_tokens = replica.memory_tokens - replica.held_tokens
-        view.strictest_tpot_ms = min((job.slo.tpot_ms for job in replica.jobs), default=inf)
-
-    def ask(self, job: Job, now_s: float) -> Ask:
-        saved = {}
-        if job.prefix is not None:
-            tokens = min(job.prompt_tokens, PREFIX_TOKENS)
-            saved = {
-                name: tokens * self.views[name].model.prefill_token_ms
-                for name in self.prefixes.get(job.prefix, ())
-                if name in self.views
-            }
-        waited_ms = 1000 * (now_s - job.arrived_s)
-        return Ask(job.prompt_tokens, job.output_tokens, job.slo.tpot_ms, job.slo.ttft_ms, waited_ms, saved)
-
-    def sent(self, job: Job, ask: Ask, name: str) -> None:
-        job.ask = ask
-        self.views[name].sent(ask)
-        if job.prefix is not None:
-            self.prefixes.setdefault(job.prefix, set()).add(name)
-
-    def view(self, job: Job) -> ReplicaView | None:
-        """Of the replica that has the job; None when it is gone or drains."""
-        return self.views.get(job.replica or "")
-
-
 class World:
     """One scenario under one policy."""
 
     def __init__(self, scenario: Scenario, policy: PolicyName) -> None:
         self.scenario = scenario
         self.random = random.Random(scenario.seed)
-        self.routers = [
-            _Router(scenario.policy(policy), len(scenario.pools)) for _ in range(scenario.routers)
-        ]
+        self.routers = [Router(scenario.policy(policy), len(scenario.pools)) for _ in range(scenario.routers)]
         self.replicas: dict[str, SimReplica] = {}
         self.alive: list[list[SimReplica]] = [[] for _ in scenario.pools]
         self.outcome = Outcome()
@@ -162,7 +107,7 @@ class World:
         elif not self._route(router, job, job.arrived_s):
             self._wait(router, job)
 
-    def _wait(self, router: _Router, job: Job) -> None:
+    def _wait(self, router: Router, job: Job) -> None:
         if len(router.queue) >= self.scenario.queue:
             self._reject(job)
             return
@@ -173,7 +118,7 @@ class World:
         self.outcome.rejected += 1
         self._offered[0].note(job.prompt_tokens, job.output_tokens)
 
-    def _route(self, router: _Router, job: Job, now_s: float) -> bool:
+    def _route(self, router: Router, job: Job, now_s: float) -> bool:
         ask = router.ask(job, now_s)
         decision = router.policy.choose(router.pools, ask)
         if decision.replica is None:

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.routing.baselines import LeastLoaded, PowerOfTwo
 from service.routing.cost import StepModel
 from service.routing.policy import (
     AFFINITY_MS,
     Ask,
-    LeastLoaded,
     PackSpill,
-    PowerOfTwo,
     Reason,
     ReplicaView,
     cannot_take,
