@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -153,7 +153,22 @@ def bench_serving(
         console.print(serving.table(listed))
 
 
-Measured = Annotated[Path, typer.Argument(exists=True, help="What `bench kernels --output` wrote.")]
+def _measured(path: Path) -> dict[str, Any]:
+    """Raises BenchError for what is no report."""
+    try:
+        report = json.loads(path.read_text())
+    except ValueError as error:
+        report, reason = None, str(error)
+    else:
+        reason = f"JSON with a {type(report).__name__} at the top"
+    if not isinstance(report, dict):
+        raise BenchError(f"{path}: expected what `deltalog bench kernels --output` wrote, got {reason}")
+    return report
+
+
+Measured = Annotated[
+    Path, typer.Argument(exists=True, dir_okay=False, help="What `bench kernels --output` wrote.")
+]
 
 
 @bench.command("plot")
@@ -162,7 +177,7 @@ def bench_plot(measured: Measured) -> None:
     from deltalog_kernels.bench import sweeps
 
     with _explained():
-        sweeps.draw(json.loads(measured.read_text()), measured.with_suffix(".png"))
+        sweeps.draw(_measured(measured), measured.with_suffix(".png"))
 
 
 @bench.command("predict")
@@ -171,7 +186,7 @@ def bench_predict(measured: Measured) -> None:
     from deltalog_kernels.bench import predict, report
 
     with _explained():
-        report.wide_console().print(predict.table(json.loads(measured.read_text())))
+        report.wide_console().print(predict.table(_measured(measured)))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Command line of the service: `python -m service serve|demo|validate|key|simulate`."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,9 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from service import shield
 from service.config import ConfigError, load_config, parse, read_yaml
-from service.keys import load_keys, new_key
-from service.launch import LaunchError, check_engines, serve_until_signalled
+from service.keys import entry, new_key
+from service.launch import LaunchError, check_engines, check_files, serve_until_signalled
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console()
@@ -33,6 +35,12 @@ def _explained() -> Iterator[None]:
 @app.command("serve")
 def serve_command(config: ConfigPath) -> None:
     """Start Ray and the service on this machine and serve until interrupted."""
+    raise typer.Exit(shield.run([sys.executable, "-m", "service", "serve-here", str(config)]))
+
+
+@app.command("serve-here", hidden=True)
+def serve_here(config: ConfigPath) -> None:
+    """What `serve` runs behind its shield."""
     with _explained():
         serve_until_signalled(config, console)
 
@@ -52,22 +60,18 @@ def validate(config: ConfigPath) -> None:
     """Check a configuration, vLLM's engine arguments included, without starting anything."""
     with _explained():
         checked = load_config(config)
-        if checked.keys_file:
-            load_keys(checked.keys_file)
-        check_engines(checked)
+        check_files(checked)
+        check_engines(checked, thoroughly=True)
         console.print(f"{config} is valid.")
 
 
 @app.command()
 def key(name: Annotated[str, typer.Argument(help="Whose key it is.")]) -> None:
-    """Make an API key: print it once, and the entry for `keys_file`, which has only its hash."""
-    made, sha256 = new_key()
-    console.print(
-        f"Key, shown only now: {made}\n\nkeys:\n  - name: {name}\n    sha256: {sha256}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    """Make an API key: print it once, and its entry for `keys_file`, which has only its hash."""
+    with _explained():
+        made, sha256 = new_key()
+        text = f"Key, shown only now: {made}\n\nkeys:  # once in the file\n{entry(name, sha256)}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True, end="")
 
 
 @app.command()

@@ -1,6 +1,8 @@
 """Settings of the service: what a configuration file may say, and how it is told that it is wrong."""
 
 import ipaddress
+import re
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -35,8 +37,8 @@ def _off_or_merge_interval(value: Any) -> Any:
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0)]
-Milliseconds = Annotated[float, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Settings(BaseModel):
@@ -60,7 +62,7 @@ class SimConfig(Settings):
 class PoolConfig(Settings):
     """The replicas that serve one model with one configuration."""
 
-    name: str = Field(min_length=1, description="Name of the pool, the `pool` label of its metrics.")
+    name: str = Field(description="Name of the pool, the `pool` label of its metrics.")
     model: str = Field(min_length=1, description="Directory of the model, or its name on a model hub.")
     served_model_name: str | None = Field(
         default=None, min_length=1, description="Name that requests use for the model; null: `model` itself."
@@ -94,6 +96,16 @@ class PoolConfig(Settings):
     sim: SimConfig | None = Field(
         default=None, description="Step model of a simulated engine, for tests of load; null: vLLM."
     )
+
+    @field_validator("name")
+    @classmethod
+    def _deployable(cls, value: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", value) or value == "ingress":
+            raise ValueError(
+                f"expected letters, digits, - and _, and not the service's own 'ingress'; got {value!r}; "
+                "choose another name"
+            )
+        return value
 
     @field_validator("engine_args")
     @classmethod
@@ -207,10 +219,27 @@ def parse(model: type[Checked], values: object, source: str) -> Checked:
         raise ConfigError("\n".join(faults)) from None
 
 
+class _OnceLoader(yaml.SafeLoader):
+    """Refuses a key that stands twice in one mapping, of which PyYAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} a second time", key_node.start_mark
+                )
+            seen.add(key) if isinstance(key, Hashable) else None
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path) -> Any:
     """The values in a YAML file. Raises ConfigError when it cannot be read."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.load(path.read_text(encoding="utf-8"), _OnceLoader)
     # A date that is none and a number that is too long are a ValueError, deep nesting a RecursionError.
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         came = str(error)

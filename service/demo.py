@@ -1,6 +1,7 @@
 """The demo: start the service as a user would, talk to it with the openai client, print what was counted."""
 
 import asyncio
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from service.config import ServiceConfig, load_config
-from service.launch import METRICS_PERIOD_S, LaunchError
+from service.launch import METRICS_PERIOD_S, LaunchError, check
 from service.metrics import BYTE_KINDS, GENERATED_TOKENS, MERGES, STATE_BYTES, TPOT, WRITE_THROUGH_BYTES
 from service.scrape import Scrape
 
@@ -34,13 +35,16 @@ class DemoError(LaunchError):
 
 
 def run_demo(path: Path, console: Console) -> None:
-    """Serve the configuration at `path`, use it once, report and stop. Raises ConfigError and DemoError."""
+    """Serve the configuration at `path`, use it once, report and stop. Raises ConfigError and LaunchError."""
     config = load_config(path)
     (pool,) = config.pools
     if pool.merge_interval is None:
         raise DemoError(
             f"{path}: expected a pool with DeltaLog on; got merge_interval null; set it, say to 8"
         )
+    # Somebody else's service on these ports would answer in the place of ours.
+    check(config)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _service(path, config):
         try:
             tokens = asyncio.run(_talk(config, console))
@@ -157,4 +161,8 @@ def _report(scrape: Scrape, console: Console) -> None:
     table.add_row("what write-through would have written", f"{write_through:,.0f}")
     table.add_row("write-through / DeltaLog", f"{write_through / written:.2f}")
     console.print(table)
-    console.print("On a CPU this shows correctness and bytes, not speed.", soft_wrap=True)
+    console.print(
+        "The model's weights are random: its text means nothing. On a CPU this shows correctness and bytes, "
+        "not speed. `make serve` keeps the service up for requests of your own (README).",
+        soft_wrap=True,
+    )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import yaml
 from pydantic import BeforeValidator, Field, field_validator
 
 from service.config import ConfigError, Count, Settings, parse, read_yaml
@@ -75,6 +76,13 @@ def new_key() -> tuple[str, str]:
     """A key and its hash. 256 random bits cannot be guessed, so a fast hash is enough."""
     key = f"sk-{secrets.token_urlsafe(32)}"
     return key, _hash(key)
+
+
+def entry(name: str, sha256: str) -> str:
+    """A key's entry in the list of a file, as YAML. Raises ConfigError for a name that no entry can have."""
+    checked = parse(KeyConfig, {"name": name, "sha256": sha256}, "key")
+    listed: str = yaml.safe_dump([{"name": checked.name, "sha256": checked.sha256}], sort_keys=False)
+    return "".join(f"  {line}\n" for line in listed.splitlines())
 
 
 def _hash(key: str) -> str:

@@ -49,7 +49,7 @@ def serve_until_signalled(path: Path, console: Console) -> None:
         )
 
     config = load_config(path)
-    _check(config)
+    check(config)
     # A signal that comes while something else is done is kept until it can be.
     hangups: list[int] = []
     _handle_signals(hangups)
@@ -64,15 +64,15 @@ def serve_until_signalled(path: Path, console: Console) -> None:
                 step(f"Loading {pool.model_id} into pool {pool.name}.")
             with console.status("Loading the model"):
                 _deploy(config)
-            step(f"Ready at {config.url}/v1; metrics are on port {config.metrics_port}.")
+            step(f"Ready at {config.url}/v1; metrics are at port {config.metrics_port}, /metrics.")
             while True:
                 while not hangups:
                     time.sleep(SIGNAL_PERIOD_S)
                 hangups.clear()
                 step("Reading the configuration again.")
                 try:
-                    config = _redeploy(path, config)
-                    step("The new configuration serves.")
+                    before, config = config, _redeploy(path, config)
+                    step("Nothing has changed." if config == before else "The new configuration serves.")
                 except (ConfigError, LaunchError) as error:
                     step(f"The service goes on as it was configured: {error}")
         except KeyboardInterrupt:
@@ -85,7 +85,7 @@ def serve_until_signalled(path: Path, console: Console) -> None:
     step("Stopped.")
 
 
-def _check(config: ServiceConfig) -> None:
+def check(config: ServiceConfig) -> None:
     """Find out before anything starts what would not start."""
     # Ray's metrics agent listens on every interface.
     for setting, host, port in (
@@ -101,10 +101,10 @@ def _check(config: ServiceConfig) -> None:
                 f"{setting}: expected to listen on {host}, port {port}; got: {error.strerror}; "
                 f"{in_use if error.errno == errno.EADDRINUSE else f'correct `host` or `{setting}`'}"
             ) from None
-    _check_files(config)
+    check_files(config)
 
 
-def _check_files(config: ServiceConfig) -> None:
+def check_files(config: ServiceConfig) -> None:
     """Whether the files that the configuration names are there. Raises ConfigError and LaunchError."""
     if config.keys_file:
         load_keys(config.keys_file)
@@ -117,15 +117,16 @@ def _check_files(config: ServiceConfig) -> None:
             )
 
 
-def check_engines(config: ServiceConfig) -> None:
-    """Whether vLLM takes its arguments. Raises ConfigError."""
+def check_engines(config: ServiceConfig, *, thoroughly: bool = False) -> None:
+    """Whether vLLM takes its arguments; thoroughly: also what it makes of them and the model, which takes
+    seconds. Raises ConfigError."""
     pools = [pool for pool in config.pools if not pool.sim]
     if pools:
         # Importing vLLM takes seconds.
-        from service.engine.vllm_engine import engine_args
+        from service.engine.vllm_engine import engine_args, engine_config
 
         for pool in pools:
-            engine_args(pool)
+            (engine_config if thoroughly else engine_args)(pool)
 
 
 def _check_cpus(config: ServiceConfig) -> None:
@@ -204,10 +205,15 @@ def _redeploy(path: Path, running: ServiceConfig) -> ServiceConfig:
     Raises ConfigError and LaunchError when it is wrong; then the running one serves, again if it must.
     """
     config = load_config(path)
-    _check_files(config)
+    if config == running:
+        return running
+    check_files(config)
     for setting in ("host", "port", "metrics_port", "drain_timeout_s"):
         if getattr(config, setting) != getattr(running, setting):
-            raise LaunchError(f"{setting}: expected what it was at the start; got another; restart instead")
+            raise LaunchError(
+                f"{setting}: expected {getattr(running, setting)}, as at the start; got "
+                f"{getattr(config, setting)}; restart instead"
+            )
     _check_cpus(config)
     check_engines(config)
     try:

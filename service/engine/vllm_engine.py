@@ -22,6 +22,7 @@ from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.serve import create_error_response
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
 from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
+from vllm.platforms import current_platform
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.tool_parsers import ToolParserManager
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -34,6 +35,10 @@ from service.errors import ApiError, engine_dead, internal, invalid_request
 from service.metrics import DeltaLogMetrics, LatencyMetrics
 
 logger = logging.getLogger("ray.serve")
+
+CPU_CACHE_BYTES = 2**30
+"""State and cache of a replica on a CPU, where the pool says nothing of memory."""
+MEMORY_ARGUMENTS = {"kv_cache_memory_bytes", "gpu_memory_utilization"}
 
 _STREAM_ERROR = 'data: {"error"'
 
@@ -54,7 +59,10 @@ def engine_args(pool: PoolConfig) -> AsyncEngineArgs:
         )
     deltalog = {} if pool.merge_interval is None else {"deltalog": {"merge_interval": pool.merge_interval}}
     # The service exports its own metrics; vLLM's default loggers would only print.
-    defaults = {"disable_log_stats": True}
+    defaults: dict[str, Any] = {"disable_log_stats": True}
+    if current_platform.is_cpu() and not pool.engine_args.keys() & MEMORY_ARGUMENTS:
+        # vLLM would take nine tenths of the machine's memory, and not start where less is free.
+        defaults["kv_cache_memory_bytes"] = CPU_CACHE_BYTES
     try:
         return AsyncEngineArgs(
             model=pool.model,
@@ -65,6 +73,17 @@ def engine_args(pool: PoolConfig) -> AsyncEngineArgs:
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"pool {pool.name!r}: engine_args: expected values that vLLM takes; got: {error}; correct them"
+        ) from error
+
+
+def engine_config(pool: PoolConfig) -> None:
+    """Let vLLM make its whole configuration for `pool`, model included. Raises ConfigError."""
+    try:
+        engine_args(pool).create_engine_config()
+    except (TypeError, ValueError, OSError) as error:
+        raise ConfigError(
+            f"pool {pool.name!r}: engine_args: expected what vLLM takes for this model; got: "
+            f"{_start_failure(error)}; correct it"
         ) from error
 
 
@@ -259,9 +278,16 @@ def _start_failure(error: Exception) -> str:
     if isinstance(error, ConfigError):
         return str(error)
     if isinstance(error, ValidationError):
-        return "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors())
+        return "; ".join(
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].removeprefix('Value error, ')}".removeprefix(
+                ": "
+            )
+            for fault in error.errors()
+        )
     # EngineCore only logs why it died, to the output that Ray keeps of this process and its children.
     output = Path("/proc/self/fd/1").resolve()
     logged = output.read_text(errors="replace") if output.is_file() else ""
-    reasons = re.findall(r"^\(EngineCore.*\] (\w+(?:Error|Exception): .*)", logged, re.MULTILINE)
+    reasons = re.findall(
+        r"^\((?:VllmWorker|Worker|EngineCore).*\] (\w+(?:Error|Exception): .*)", logged, re.MULTILINE
+    )
     return reasons[0] if reasons else f"{type(error).__name__}: {error}"

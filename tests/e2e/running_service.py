@@ -108,6 +108,8 @@ def start(config: dict[str, Any], folder: Path) -> "subprocess.Popen[str]":
             stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
+            # A process group of its own, so that a test can signal all of it.
+            start_new_session=True,
         )
 
 

@@ -284,6 +284,9 @@ def test_a_replica_that_stands_still_for_5_seconds(faulty: RunningService, accou
 def test_a_restart_under_load(faulty: RunningService, accounts: Accounts) -> None:
     """SIGHUP with another configuration: replicas and ingresses are replaced, and nobody notices."""
     before = set(faulty.processes("ServeReplica:deltalog:"))
+    faulty.process.send_signal(signal.SIGHUP)
+    until(lambda: "Nothing has changed." in faulty.output(), 10, "it to have looked")
+    assert before == set(faulty.processes("ServeReplica:deltalog:"))
     (pool,) = faulty.config["pools"]
     config = faulty.config | {"pools": [pool | {"coalesce_tokens": 8}]}
     (faulty.folder / "service.yaml").write_text(yaml.safe_dump(config))

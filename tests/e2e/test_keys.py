@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -187,12 +188,12 @@ def test_each_request_is_one_line_of_json(guarded: RunningService) -> None:
 
 
 def test_it_stops_without_cutting_streams(guarded: RunningService) -> None:
-    """The last test of this service: SIGTERM while streams of 20 s run."""
+    """The last test of this service: SIGTERM, to its whole process group, while streams of 20 s run."""
 
     async def run() -> None:
         streams = await open_streams(guarded.config["port"], [body(100)] * 64, **bearer("free"))
         await reached(lambda: all(stream.events for stream in streams), 30, "every stream to begin")
-        guarded.process.send_signal(signal.SIGTERM)
+        os.killpg(guarded.process.pid, signal.SIGTERM)
         await reached(lambda: "Stopping" in guarded.output(), 10, "it to begin to stop")
 
         def refused() -> bool:

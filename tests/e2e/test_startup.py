@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from running_service import MARK, ROOT, configuration, descendants, until
+from running_service import MARK, ROOT, configuration, descendants, running, until
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from service.config import ConfigError, parse_config
 from service.engine.vllm_engine import engine_args
+from service.metrics import ASIDE
 
 
 def run(command: str, config: dict[str, Any], folder: Path) -> "subprocess.CompletedProcess[str]":
@@ -60,9 +61,15 @@ def dense_model(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-def test_an_unsupported_architecture(dense_model: Path, tmp_path: Path) -> None:
-    said = refusal(run("serve", configuration(dense_model), tmp_path))
-    assert "DeltaLog expects a model with architecture Qwen3NextForCausalLM, got Qwen3ForCausalLM" in said
+def test_an_architecture_without_a_log_is_served_as_stock(dense_model: Path, tmp_path: Path) -> None:
+    """With as little in its configuration as there can be."""
+    full = configuration(dense_model)
+    (pool,) = full["pools"]
+    few = {name: pool[name] for name in ("name", "model", "served_model_name", "merge_interval")}
+    with running(full | {"pools": [few]}, tmp_path) as service:
+        answer = service.post("completions", {"prompt": "x", "max_tokens": 3, "ignore_eos": True})
+        assert answer.json()["usage"]["completion_tokens"] == 3
+        until(lambda: service.scrape().total(ASIDE) == 1, 30, "the replica to say so")
 
 
 def test_a_kv_connector(demo_model: Path, tmp_path: Path) -> None:
@@ -125,6 +132,32 @@ def test_more_cpus_than_there_are(demo_model: Path, tmp_path: Path) -> None:
     said = refusal(run("serve", configuration(demo_model, cpus_per_replica=10_000), tmp_path))
     assert "cpus_per_replica: expected to fit" in said
     assert "got 10000; lower it" in said
+
+
+def test_the_demo_does_not_take_another_service_for_its_own(demo_model: Path, tmp_path: Path) -> None:
+    config = configuration(demo_model)
+    with socket.create_server(("127.0.0.1", config["port"])):
+        said = refusal(run("demo", config, tmp_path))
+    assert said.startswith("port: expected to listen on ")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        ({"engine_args": {"max_model_len": "lots"}}, "max_model_len"),
+        ({"engine_args": {"max_num_seqs": -1}}, "max_num_seqs"),
+        ({"engine_args": {"tensor_parallel_size": 2}}, "DeltaLog expects one rank"),
+    ],
+)
+def test_validate_refuses_what_would_not_start(
+    demo_model: Path, tmp_path: Path, wrong: dict[str, Any], what: str
+) -> None:
+    assert what in refusal(run("validate", configuration(demo_model, **wrong), tmp_path))
+
+
+def test_validate_looks_for_the_model(tmp_path: Path) -> None:
+    said = refusal(run("validate", configuration(tmp_path / "absent"), tmp_path))
+    assert "model: expected a directory" in said
 
 
 def test_validate_knows_vllms_arguments(demo_model: Path, tmp_path: Path) -> None:

@@ -54,6 +54,9 @@ def test_merge_interval_refuses(value: object) -> None:
         ({"pools": [POOL], "port": 0}, "port", "greater than or equal to 1; got 0"),
         ({"pools": [POOL], "port": "8000"}, "port", "valid integer; got '8000'"),
         (pool_with(replica=2), "pools[0].replica", "expected one of name, model"),
+        (pool_with(name="a/b"), "pools[0].name", "expected letters, digits, - and _"),
+        (pool_with(name="ingress"), "pools[0].name", "got 'ingress'; choose another name"),
+        ({"pools": [POOL], "drain_timeout_s": float("inf")}, "drain_timeout_s", "finite number; got inf"),
         (pool_with(cpus_per_replica=0), "pools[0].cpus_per_replica", "got 0"),
         (pool_with(engine_args={"model": "x"}), "pools[0].engine_args", "use the pool's own key 'model'"),
         (
@@ -129,3 +132,10 @@ def test_every_setting_is_described() -> None:
 )
 def test_a_url_can_be_used_as_it_is(host: str, url: str) -> None:
     assert parse_config({"host": host, "pools": [POOL]}, "test").url == url
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "twice.yaml"
+    path.write_text("port: 8000\npools: []\nport: 8001\n")
+    with pytest.raises(ConfigError, match=r"twice.yaml: .* got: the key 'port' a second time in line 3"):
+        load_config(path)
