@@ -11,7 +11,7 @@ from rich.console import Console
 
 from service import shield
 from service.config import ConfigError, load_config, parse, read_yaml
-from service.keys import entry, new_key
+from service.keys import new_key, yaml_entry
 from service.launch import LaunchError, check_engines, check_files, serve_until_signalled
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -70,7 +70,7 @@ def key(name: Annotated[str, typer.Argument(help="Whose key it is.")]) -> None:
     """Make an API key: print it once, and its entry for `keys_file`, which has only its hash."""
     with _explained():
         made, sha256 = new_key()
-        text = f"Key, shown only now: {made}\n\nkeys:  # once in the file\n{entry(name, sha256)}"
+        text = f"Key, shown only now: {made}\n\nkeys:  # once in the file\n{yaml_entry(name, sha256)}"
         console.print(text, markup=False, highlight=False, soft_wrap=True, end="")
 
 

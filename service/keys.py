@@ -78,7 +78,7 @@ def new_key() -> tuple[str, str]:
     return key, _hash(key)
 
 
-def entry(name: str, sha256: str) -> str:
+def yaml_entry(name: str, sha256: str) -> str:
     """A key's entry in the list of a file, as YAML. Raises ConfigError for a name that no entry can have."""
     checked = parse(KeyConfig, {"name": name, "sha256": sha256}, "key")
     listed: str = yaml.safe_dump([{"name": checked.name, "sha256": checked.sha256}], sort_keys=False)

@@ -12,7 +12,7 @@ import yaml
 from service import keys
 from service.config import ConfigError
 from service.errors import ApiError
-from service.keys import Bucket, Key, KeyConfig, KeyRing, entry, load_keys, new_key
+from service.keys import Bucket, Key, KeyConfig, KeyRing, load_keys, new_key, yaml_entry
 
 SECRET = "sk-one"
 SHA256 = hashlib.sha256(SECRET.encode()).hexdigest()
@@ -38,13 +38,13 @@ class Clock:
 @pytest.mark.parametrize("name", ["anna", "a: b # x", "yes", "- 1", "ä"])
 def test_a_printed_entry_can_be_read(tmp_path: Path, name: str) -> None:
     path = tmp_path / "keys.yaml"
-    path.write_text("keys:\n" + entry(name, new_key()[1]) + entry("other", new_key()[1]))
+    path.write_text("keys:\n" + yaml_entry(name, new_key()[1]) + yaml_entry("other", new_key()[1]))
     assert [key.name for key in load_keys(path).keys] == [name, "other"]
 
 
 def test_a_key_needs_a_name() -> None:
     with pytest.raises(ConfigError, match="key: name: "):
-        entry("", new_key()[1])
+        yaml_entry("", new_key()[1])
 
 
 def test_a_new_key_is_found_by_its_hash(tmp_path: Path) -> None:
