@@ -30,7 +30,7 @@ def draw(
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise BenchError(
-            f"expected matplotlib to draw {path}, found none; pip install 'deltalog[bench]' here or "
+            f"expected matplotlib to draw {path}, found none; pip install -e '.[bench]' here or "
             "elsewhere, and `deltalog bench plot` draws it from the JSON"
         ) from None
 

@@ -76,13 +76,15 @@ def checked(stock: type[VerifyAndUpdateConfig]) -> type[VerifyAndUpdateConfig]:
 
     def verify_and_update_config(cls: Any, vllm_config: VllmConfig) -> None:
         stock.verify_and_update_config(vllm_config)
-        if DeltaLogConfig.from_vllm(vllm_config) is None:
+        config = DeltaLogConfig.from_vllm(vllm_config)
+        if config is None:
             return
         reason = aside(vllm_config)
         if reason:
             logger.warning_once("DeltaLog stands aside, vLLM decodes as stock: %s.", reason)
         else:
             refuse(vllm_config)
+            logger.info_once("DeltaLog decodes with a log, merge interval %s.", config.merge_interval)
         if vllm_config.parallel_config.worker_extension_cls == "":
             vllm_config.parallel_config.worker_extension_cls = WORKER_EXTENSION
 

@@ -114,7 +114,7 @@ def plot(report: Report, path: Path) -> None:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise ConfigError(
-            f"expected matplotlib to draw {path}; got none; pip install 'deltalog[bench]' or drop --plot"
+            f"expected matplotlib to draw {path}; got none; pip install -e '.[bench]' or drop --plot"
         ) from None
     panels = {
         "GPU-seconds per 1,000 tokens": [row.gpu_seconds_per_1000_tokens for row in report.rows],
