@@ -72,14 +72,6 @@ def test_an_architecture_without_a_log_is_served_as_stock(dense_model: Path, tmp
         until(lambda: service.scrape().total(ASIDE) == 1, 30, "the replica to say so")
 
 
-def test_a_kv_connector(demo_model: Path, tmp_path: Path) -> None:
-    connector = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
-    config = configuration(demo_model, engine_args={"kv_transfer_config": connector})
-    said = refusal(run("serve", config, tmp_path))
-    assert "DeltaLog expects no KV connector" in said
-    assert "got ExampleConnector" in said
-
-
 @pytest.mark.parametrize(
     ("setting", "host", "family"),
     [
@@ -147,6 +139,14 @@ def test_the_demo_does_not_take_another_service_for_its_own(demo_model: Path, tm
         ({"engine_args": {"max_model_len": "lots"}}, "max_model_len"),
         ({"engine_args": {"max_num_seqs": -1}}, "max_num_seqs"),
         ({"engine_args": {"tensor_parallel_size": 2}}, "DeltaLog expects one rank"),
+        (
+            {
+                "engine_args": {
+                    "kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+                }
+            },
+            "DeltaLog expects no KV connector (it would move states without their logs), got ExampleConnector",
+        ),
     ],
 )
 def test_validate_refuses_what_would_not_start(
