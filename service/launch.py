@@ -183,6 +183,8 @@ def _ray_environment(config: ServiceConfig) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(math.ceil(config.drain_timeout_s)),
         # Of a client that says or reads nothing; by itself an hour, in which it holds a place.
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(CLIENT_TIMEOUT_S),
+        # Of a call between ingress and replica; by itself 4 MiB, and a body of 16 MiB may unpack to more.
+        "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**28),
         # HAProxy knows within a second that an ingress leaves.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
     }

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.engine.protocol import Answer, Message, Usage
+from service.engine.protocol import GRAMMARS, Answer, Message, Usage
 from service.errors import ApiError
 from service.keys import Lease
 
@@ -21,6 +21,9 @@ MAX_CONTAINERS = 500_000
 """Opening brackets in a body, those in its texts included: they bound the memory that it takes."""
 MAX_SEQUENCES = 128
 """Sequences that one request may generate."""
+MAX_GRAMMAR_BYTES = 32 * 1024
+"""Of what an answer must look like, as JSON: the engine compiles it for all requests in one place, in a time
+that grows faster than its length."""
 BYTES_A_TOKEN = 4
 """Of a body, roughly: what a request is charged until its usage is known, or if its client leaves before."""
 
@@ -74,6 +77,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
             param="stream_interval",
         )
     _refuse_too_many_sequences(body)
+    _refuse_large_grammars(body)
     return body
 
 
@@ -159,6 +163,17 @@ def _refuse_too_many_sequences(body: dict[str, Any]) -> None:
             f"prompt: expected at most {MAX_SEQUENCES} prompts a request; got {texts}; send fewer",
             param="prompt",
         )
+
+
+def _refuse_large_grammars(body: dict[str, Any]) -> None:
+    for name in GRAMMARS:
+        size = len(json.dumps(body[name])) if name in body else 0
+        if size > MAX_GRAMMAR_BYTES:
+            raise ApiError(
+                400,
+                f"{name}: expected at most {MAX_GRAMMAR_BYTES} bytes; got {size}; ask for less structure",
+                param=name,
+            )
 
 
 def _refuse_constant(name: str) -> None:

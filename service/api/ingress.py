@@ -91,10 +91,9 @@ class Ingress:
     async def _serve(self, endpoint: Endpoint, request: Request) -> Response:
         raw = await read_body(request)
         body, lease = parse_body(raw), lease_of(request)
+        pool = self._pool(body["model"])
         lease.tokens = len(raw) // BYTES_A_TOKEN
-        messages = self._pool(body["model"]).answer(
-            Call(endpoint, body, request.headers["x-request-id"]), request.state.record
-        )
+        messages = pool.answer(Call(endpoint, body, request.headers["x-request-id"]), request.state.record)
         answer = await anext(messages)
         assert isinstance(answer, Answer)
         if answer.body is None:

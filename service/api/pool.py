@@ -27,10 +27,16 @@ from service.metrics import REQUESTS
 PROBE_PERIOD_S = 0.5
 ACCEPT_TIMEOUT_S = 10.0
 """How long a request looks for room that other ingresses have taken, and a probe for its answer."""
+REPLICA_TIMEOUT_S = 4.0
+"""How long one replica has to say whether it takes a request, before another is asked."""
 FULL_PERIOD_S = 0.1
 LONGEST_RETRY_AFTER_S = 60
 
 logger = logging.getLogger("ray.serve")
+
+
+class _UnansweredError(Exception):
+    """A replica does not say whether it takes a request."""
 
 
 class Pool:
@@ -148,6 +154,8 @@ class Pool:
                         yield message
                     else:
                         return
+            except _UnansweredError:
+                record["tried_again"] = True
             except RayActorError:
                 if started or lost:
                     raise
@@ -167,10 +175,10 @@ class Pool:
             # A replica says at once whether it takes a request; an answer may take long. (In Python 3.11
             # asyncio.wait_for may lose a client's leaving that comes with the reply.)
             try:
-                async with asyncio.timeout(ACCEPT_TIMEOUT_S):
+                async with asyncio.timeout(REPLICA_TIMEOUT_S):
                     accepted = await anext(replies)
             except TimeoutError:
-                raise not_ready(self.config.model_id) from None
+                raise _UnansweredError from None
             yield accepted
             async for message in replies:
                 yield message

@@ -7,6 +7,8 @@ from typing import Any, Literal, Protocol
 from service.errors import ApiError
 
 Endpoint = Literal["chat", "completion", "tokenize", "detokenize"]
+GRAMMARS = ("response_format", "structured_outputs")
+"""What in a body says what an answer must look like."""
 
 
 @dataclass(frozen=True, slots=True)

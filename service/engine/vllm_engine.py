@@ -30,7 +30,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from service.config import ConfigError, PoolConfig
 from service.engine.outbox import Outbox
-from service.engine.protocol import Answer, Call, EngineStartError, Message, Usage
+from service.engine.protocol import GRAMMARS, Answer, Call, EngineStartError, Message, Usage
 from service.errors import ApiError, engine_dead, internal, invalid_request
 from service.metrics import DeltaLogMetrics, LatencyMetrics
 
@@ -138,7 +138,7 @@ class VllmEngine:
             yield _usage(http)
             return
         outbox, started = Outbox(self._pool), False
-        filling = asyncio.create_task(self._fill(outbox, result, http))
+        filling = asyncio.create_task(self._fill(outbox, result, http, call))
         try:
             async for message in outbox.texts():
                 if isinstance(message, str) and not started:
@@ -174,7 +174,9 @@ class VllmEngine:
         finally:
             asking.cancel()
 
-    async def _fill(self, outbox: Outbox, events: AsyncGenerator[str, None], http: Request) -> None:
+    async def _fill(
+        self, outbox: Outbox, events: AsyncGenerator[str, None], http: Request, call: Call
+    ) -> None:
         """Put vLLM's stream into the outbox."""
         try:
             async with aclosing(events):
@@ -182,7 +184,7 @@ class VllmEngine:
                     if event.startswith(_STREAM_ERROR):
                         # vLLM would close the stream as if it were complete.
                         error = json.loads(event.removeprefix("data: "))["error"]
-                        outbox.close(Answer.of(self._api_error(error)))
+                        outbox.close(Answer.of(self._api_error(error, call)))
                         return
                     outbox.put(event)
             outbox.close(_usage(http))
@@ -207,9 +209,9 @@ class VllmEngine:
             refusal = create_error_response(error).error.model_dump()
             if refusal["code"] >= 500 and not self._llm.errored:
                 logger.exception("vLLM failed on a request.")
-            raise self._api_error(refusal) from error
+            raise self._api_error(refusal, call) from error
         if hasattr(result, "error"):
-            raise self._api_error(result.error.model_dump())
+            raise self._api_error(result.error.model_dump(), call)
         return result
 
     def _refuse(self, request: Any) -> None:
@@ -235,9 +237,18 @@ class VllmEngine:
                 param="tools",
             )
 
-    def _api_error(self, error: dict[str, Any]) -> ApiError:
+    def _api_error(self, error: dict[str, Any], call: Call) -> ApiError:
         if self._llm.errored:
             return engine_dead()
+        asked = [name for name in GRAMMARS if call.body.get(name)]
+        if error["code"] >= 500 and asked:
+            # A grammar that does not compile, or not in time, fails in the engine like a fault of its own.
+            return ApiError(
+                400,
+                f"{asked[0]}: expected a structure that compiles in time; got one that failed with "
+                f"{error['message'][:200]!r}; simplify it",
+                param=asked[0],
+            )
         if error["code"] >= 500:
             return internal()
         return ApiError(error["code"], error["message"], param=error["param"])

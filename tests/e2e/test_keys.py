@@ -20,12 +20,13 @@ from service.keys import new_key
 from service.metrics import RUNNING_REQUESTS
 
 STREAMS = 2000
-SECRETS = {name: new_key() for name in ("free", "requests", "concurrent", "tokens", "spare")}
+SECRETS = {name: new_key() for name in ("free", "requests", "concurrent", "tokens", "misspelt", "spare")}
 LIMITS: dict[str, dict[str, int]] = {
     "free": {},
     "requests": {"requests_per_minute": 2},
     "concurrent": {"concurrent_requests": 2},
     "tokens": {"tokens_per_minute": 30},
+    "misspelt": {"tokens_per_minute": 30},
 }
 ROUTES = [
     *(("GET", path) for path in ("/v1/models", "/v1/models/demo", "/version", "/openapi.json", "/nothing")),
@@ -104,6 +105,17 @@ def test_tokens_a_minute(guarded: RunningService) -> None:
     assert (status, code) == (429, "key_tokens_per_minute")
     # 43 were taken of 30; half a one comes back a second.
     assert 1 <= wait_s <= 28
+
+
+def test_a_request_for_no_model_takes_no_tokens(guarded: RunningService) -> None:
+    for _ in range(2):
+        assert ask(guarded, "misspelt", model="nope", prompt="a" * 100_000).status_code == 404
+    assert ask(guarded, "misspelt").status_code == 200
+
+
+def test_calls_between_processes_may_be_larger_than_grpcs_own_bound(guarded: RunningService) -> None:
+    """4 MiB; the body may have 16."""
+    assert ask(guarded, "free", prompt="b" * 5_000_000).status_code == 200
 
 
 def test_requests_at_a_time(guarded: RunningService) -> None:

@@ -101,6 +101,20 @@ def test_a_tool_that_the_model_chooses(client: openai.OpenAI) -> None:
     assert answer.finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("schema", [{"$ref": "#"}, {"type": "no type"}])
+def test_a_structure_that_does_not_compile(service: RunningService, schema: dict[str, Any]) -> None:
+    asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for stream in (False, True):
+        answer = service.post(
+            "chat/completions",
+            {"messages": [{"role": "user", "content": "x"}], "response_format": asked, "stream": stream},
+        )
+        # A stream may have begun by then.
+        assert answer.status_code == 400 or (stream and "[DONE]" not in answer.text), answer.text
+        assert '"type": "invalid_request_error"' in answer.text
+    assert service.post("completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
+
+
 def test_tokens_and_back(service: RunningService) -> None:
     found = tokens(service, "The log of a slot")
     asked = {"model": "demo", "tokens": found}

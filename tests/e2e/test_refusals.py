@@ -39,6 +39,22 @@ def test_malformed_bodies(service: RunningService, content: bytes) -> None:
     assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    "header", ["serve-multiplexed_model-id", "serve_multiplexed_model_id", "x-session-id"]
+)
+def test_headers_of_serves_own_are_none_of_ours(service: RunningService, header: str) -> None:
+    answer = httpx.get(f"{service.url}/v1/models", headers=[(header.encode(), b"\xff")])
+    assert answer.status_code == 200
+
+
+def test_two_request_ids(service: RunningService) -> None:
+    twice = [(b"x-request-id", b"ok"), (b"x-request-id", b"\xff")]
+    for headers in (twice, [(b"x-request-id", b"ok,\xff")]):
+        answer = httpx.get(f"{service.url}/v1/models", headers=headers)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "x-request-id"
+
+
 @pytest.mark.parametrize("request_id", [b"\xff", b"two words", b"x" * 129], ids=["byte", "space", "long"])
 def test_wrong_request_ids(service: RunningService, request_id: bytes) -> None:
     headers = {b"x-request-id": request_id}

@@ -42,6 +42,11 @@ def test_a_body_is_passed_on_as_it_came() -> None:
         (b"null", 400, "got NoneType"),
         (b"5", 400, "got int"),
         (b'{"model": "m", "temperature": NaN}', 400, "the number NaN"),
+        (
+            b'{"model": "m", "structured_outputs": {"choice": ["' + b"a" * 2**15 + b'"]}}',
+            400,
+            "at most 32768",
+        ),
         (b"{}", 400, "model: expected the name of a model; got None"),
         (b'{"model": 5}', 400, "model: expected the name of a model; got 5"),
     ],
