@@ -13,6 +13,7 @@ from service.api import schema
 from service.api.guard import Guard, lease_of
 from service.api.http import BYTES_A_TOKEN, charge, events, parse_body, read_body, respond
 from service.api.pool import Pool
+from service.api.trailers import ignore_trailers
 from service.config import ServiceConfig
 from service.engine.protocol import Answer, Call, Endpoint, Usage
 from service.errors import ApiError, not_ready, to_api_error
@@ -37,6 +38,7 @@ class Ingress:
     """Checks requests, finds the pool of their model and writes the answers."""
 
     def __init__(self, config: ServiceConfig, pools: list[DeploymentHandle]) -> None:
+        ignore_trailers()
         self._pools = {
             pool.model_id: Pool(pool, handle) for pool, handle in zip(config.pools, pools, strict=True)
         }

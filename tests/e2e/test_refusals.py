@@ -1,6 +1,7 @@
 """What the service refuses: the status, OpenAI's shape, what to do; and the next request is served."""
 
 import asyncio
+import socket
 from typing import Any
 
 import httpx
@@ -45,6 +46,20 @@ def test_malformed_bodies(service: RunningService, content: bytes) -> None:
 def test_headers_of_serves_own_are_none_of_ours(service: RunningService, header: str) -> None:
     answer = httpx.get(f"{service.url}/v1/models", headers=[(header.encode(), b"\xff")])
     assert answer.status_code == 200
+
+
+def test_a_trailer_is_no_header(service: RunningService) -> None:
+    body = b'{"model": "demo", "prompt": "x", "max_tokens": 1}'
+    request = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"%x\r\n%b\r\n0\r\nx-request-id: behind\r\nx-request-timeout-seconds: 0.001\r\n\r\n"
+        % (len(body), body)
+    )
+    with socket.create_connection(("127.0.0.1", service.config["port"]), timeout=60) as client:
+        client.sendall(request)
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"behind" not in answer
 
 
 def test_two_request_ids(service: RunningService) -> None:
