@@ -14,6 +14,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,6 @@ def _engine(job: Job, traces: str) -> LLM:
         max_num_batched_tokens=job.token_budget,
         enable_prefix_caching=False,
         gpu_memory_utilization=job.gpu_memory_utilization,
-        limit_mm_per_prompt=None,
         additional_config={"gdn_prefill_backend": "triton"} | section,
         profiler_config=profiler if job.profile else None,
         **weights,
@@ -143,7 +143,12 @@ def _point(llm: LLM, job: Job, batch: int, traces: Path) -> Point:
 
 
 def _counters(llm: LLM, job: Job) -> dict[str, Any]:
-    return {} if job.merge_interval is None else llm.collective_rpc("deltalog_counters")[0]
+    if job.merge_interval is None:
+        return {}
+    counters: dict[str, Any] = llm.collective_rpc("deltalog_counters")[0]
+    if "standing_aside" in counters:
+        raise RuntimeError(f"expected an engine with a log, it stands aside: {counters['standing_aside']}")
+    return counters
 
 
 def _written(counters: dict[str, Any]) -> int:
@@ -155,7 +160,7 @@ def _profile(llm: LLM, job: Job, batch: int, traces: Path) -> Counter[str]:
     """Milliseconds of each kernel over PROFILED steps of a full batch."""
     for old in traces.iterdir():
         old.unlink()
-    start = lambda: llm.llm_engine.start_profile(max_iterations=PROFILED, delay_iterations=SETTLING)  # noqa: E731
+    start = partial(llm.llm_engine.start_profile, max_iterations=PROFILED, delay_iterations=SETTLING)
     _run(llm, job, batch, 3 * SETTLING + PROFILED, when_full=start)
     llm.llm_engine.stop_profile()
     found = list(traces.rglob("*.json.gz"))

@@ -6,7 +6,6 @@ router spreads, and the same parameter is the same in every engine.
 """
 
 import math
-from collections.abc import Iterator
 from zlib import crc32
 
 import torch
@@ -28,7 +27,8 @@ class SeededLoader(DummyModelLoader):
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
         for module_name, module in model.named_modules():
             kind = type(module).__name__
-            for name, weight in _own_tensors(module):
+            for name, parameter in module.named_parameters(recurse=False):
+                weight = parameter.data
                 if weight.is_meta:
                     raise ValueError(
                         f"{LOAD_FORMAT}: expected weights that vLLM does not quantise while loading, got "
@@ -38,10 +38,6 @@ class SeededLoader(DummyModelLoader):
                     weight.fill_(0 if kind == "GemmaRMSNorm" else 1)  # the identity: that one adds 1 itself
                 else:
                     _draw(f"{module_name}.{name}", weight)
-
-
-def _own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from ((name, weight.data) for name, weight in module.named_parameters(recurse=False))
 
 
 @torch.no_grad()
