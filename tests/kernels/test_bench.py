@@ -178,7 +178,7 @@ def test_without_matplotlib_the_numbers_are_written_and_the_plot_is_not(monkeypa
     output = tmp_path / "x.json"
     status, said = bench("kernels", "--sweep-m", "--output", str(output))
     assert status == 1
-    assert "pip install 'deltalog[bench]'" in said
+    assert "pip install -e '.[bench]'" in said
     assert len(json.loads(output.read_text())["results"]) == 2
 
 
