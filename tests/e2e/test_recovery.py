@@ -73,10 +73,10 @@ def test_an_engine_that_stalls_for_5_seconds_loses_nothing(service: RunningServi
     body: dict[str, Any] = {"model": "demo", "prompt": "x", "max_tokens": 2500, "ignore_eos": True}
     started_at_s = time.monotonic()
     with ThreadPoolExecutor() as threads:
-        asked = [threads.submit(service.post, "completions", body) for _ in range(4)]
+        asked = [threads.submit(service.post, "completions", body, 120) for _ in range(4)]
         until(lambda: service.scrape().total(RUNNING_REQUESTS) == 4, 20, "the requests to run")
         engine = stop_engine(service)
-        asked.append(threads.submit(service.post, "completions", body))
+        asked.append(threads.submit(service.post, "completions", body, 120))
         time.sleep(5)
         os.kill(engine, signal.SIGCONT)
         answers = [one.result().json()["usage"]["completion_tokens"] for one in asked]
