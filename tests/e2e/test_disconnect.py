@@ -1,5 +1,6 @@
 """A client that leaves stops generation within a second, and what it held is used again correctly."""
 
+import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,7 +61,8 @@ def test_leaving_a_plain_request(service: RunningService) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_leaving_during_prefill(service: RunningService, stream: bool) -> None:
     # Another first token each time, or the prefix cache would have the state.
-    body = {"prompt": [20 + stream, *[100 + index % 800 for index in range(3600)]], "stream": stream}
+    first = random.randrange(100, 900)
+    body = {"prompt": [first, *[100 + index % 800 for index in range(3600)]], "stream": stream}
     with left_behind(service) as counted, pytest.raises(httpx.ReadTimeout):
         # 113 steps of 32 tokens take twice that where a step takes 2 ms.
         service.post("completions", body | FOREVER | {"max_tokens": 300}, timeout_s=0.1)

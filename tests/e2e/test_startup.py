@@ -68,7 +68,6 @@ def test_an_architecture_without_a_log_is_served_as_stock(dense_model: Path, tmp
     full = configuration(dense_model)
     (pool,) = full["pools"]
     few = {name: pool[name] for name in ("name", "model", "served_model_name", "merge_interval")}
-    few["engine_args"] = {"enforce_eager": True}  # compiling takes half a minute
     with running(full | {"pools": [few]}, tmp_path) as service:
         answer = service.post("completions", {"prompt": "x", "max_tokens": 3, "ignore_eos": True})
         assert answer.json()["usage"]["completion_tokens"] == 3
