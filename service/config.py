@@ -228,11 +228,13 @@ class _OnceLoader(yaml.SafeLoader):
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
             key = self.construct_object(key_node, deep=True)
-            if isinstance(key, Hashable) and key in seen:
+            if not isinstance(key, Hashable):
+                continue  # which the parent refuses
+            if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} a second time", key_node.start_mark
                 )
-            seen.add(key) if isinstance(key, Hashable) else None
+            seen.add(key)
         return super().construct_mapping(node, deep)
 
 

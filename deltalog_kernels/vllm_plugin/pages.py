@@ -5,6 +5,7 @@ to allocate it. Both ask here.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.mamba.mamba_utils import MambaStateDtypeCalculator
@@ -12,7 +13,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 
 from deltalog_kernels import GDN, KDA, LogLayout
 from deltalog_kernels.traffic import best_merge_interval
-from deltalog_kernels.vllm_plugin.support import active
+from deltalog_kernels.vllm_plugin.support import active, kimi_sizes
 
 
 def recurrent_layout(vllm_config: VllmConfig) -> LogLayout | None:
@@ -20,8 +21,8 @@ def recurrent_layout(vllm_config: VllmConfig) -> LogLayout | None:
     config = active(vllm_config)
     if config is None:
         return None
-    kimi = getattr(vllm_config.model_config.hf_text_config, "linear_attn_config", None) is not None
-    layout = _kda(vllm_config) if kimi else _gdn(vllm_config)
+    kimi = kimi_sizes(vllm_config)
+    layout = _gdn(vllm_config) if kimi is None else _kda(vllm_config, kimi)
     interval = config.merge_interval
     return replace(layout, merge_interval=best_merge_interval(layout) if interval == "auto" else interval)
 
@@ -44,9 +45,9 @@ def _gdn(vllm_config: VllmConfig) -> LogLayout:
     )
 
 
-def _kda(vllm_config: VllmConfig) -> LogLayout:
+def _kda(vllm_config: VllmConfig, sizes: dict[str, Any]) -> LogLayout:
     model, cache = vllm_config.model_config, vllm_config.cache_config
-    sizes, ranks = model.hf_text_config.linear_attn_config, vllm_config.parallel_config.tensor_parallel_size
+    ranks = vllm_config.parallel_config.tensor_parallel_size
     _, state_dtype = MambaStateDtypeCalculator.kda_state_dtype(
         model.dtype, cache.mamba_cache_dtype, cache.mamba_ssm_cache_dtype
     )
@@ -68,10 +69,10 @@ def phase_offset(vllm_config: VllmConfig, layer_name: str) -> int:
 
 def recurrent_layers(vllm_config: VllmConfig, before: int | None = None) -> int:
     """Recurrent layers of the model, or of its first ``before`` layers."""
-    sizes = vllm_config.model_config.hf_text_config
-    kimi = getattr(sizes, "linear_attn_config", None)
+    kimi = kimi_sizes(vllm_config)
     if kimi is not None:  # counted from 1 there
         return sum(before is None or number <= before for number in kimi["kda_layers"])
+    sizes = vllm_config.model_config.hf_text_config
     return list(getattr(sizes, "layer_types", ()))[:before].count("linear_attention")
 
 

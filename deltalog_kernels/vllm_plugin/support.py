@@ -63,11 +63,19 @@ def _reasons_to_stand_aside(vllm_config: VllmConfig) -> Iterator[str]:
         yield "expected a vLLM without a replay of its own for this model, got one, which serves it"
 
 
+def kimi_sizes(vllm_config: VllmConfig) -> dict[str, Any] | None:
+    """What a Kimi-Linear says of its KDA layers; None for a model whose recurrent layers are GDN."""
+    sizes: dict[str, Any] | None = getattr(
+        vllm_config.model_config.hf_text_config, "linear_attn_config", None
+    )
+    return sizes
+
+
 def _head_dims(vllm_config: VllmConfig) -> tuple[int, int]:
-    sizes = vllm_config.model_config.hf_text_config
-    kimi = getattr(sizes, "linear_attn_config", None)
+    kimi = kimi_sizes(vllm_config)
     if kimi is not None:
         return kimi["head_dim"], kimi["head_dim"]
+    sizes = vllm_config.model_config.hf_text_config
     return sizes.linear_key_head_dim, sizes.linear_value_head_dim
 
 
