@@ -21,7 +21,7 @@ LOOPBACK = {
     "ray::ServeReplica:deltalog:ingress": "the ingress, behind HAProxy",
     "ray::ProxyActor": "Serve's own proxy, which nothing asks",
     "ray::DashboardAgent": "Ray's agent",
-    "VLLM::Worker": "torch's process group",
+    "VLLM::EngineCore": "torch's process group",
 }
 ANYWHERE = {
     "ray::DashboardAgent": "metrics, and Ray's agent",
