@@ -3,10 +3,14 @@
 from typing import Any
 
 from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
+from service.api.chosen import ChosenReplica
 from service.api.ingress import Ingress, api
-from service.config import ConfigError, PoolConfig, ServiceConfig, parse_config
+from service.config import ConfigError, ServiceConfig, parse_config
 from service.engine.replica import EngineReplica
+from service.pools import PoolConfig
+from service.scaling import PoolScaling
 
 NO_BOUND = 1_000_000
 """Replicas and Pool refuse what they cannot take; Serve's own bounds must never queue it first."""
@@ -47,10 +51,13 @@ def build(config: ServiceConfig) -> serve.Application:
 def _replica(config: ServiceConfig, pool: PoolConfig) -> serve.Application:
     replica = serve.deployment(
         name=pool.name,
-        num_replicas=pool.replicas,
         max_ongoing_requests=NO_BOUND,
         graceful_shutdown_timeout_s=config.drain_timeout_s,
-        ray_actor_options={"num_cpus": pool.cpus_per_replica},
+        ray_actor_options=_placement(pool),
+        request_router_config=RequestRouterConfig(
+            request_router_class=ChosenReplica, request_router_kwargs={"pool": pool.model_dump(mode="json")}
+        ),
+        **_number(pool),
         # What stops a model from loading does not go away by trying again.
         max_constructor_retry_count=1,
         health_check_period_s=2,
@@ -58,3 +65,33 @@ def _replica(config: ServiceConfig, pool: PoolConfig) -> serve.Application:
         logging_config=LOGGING,
     )(EngineReplica)
     return replica.bind(pool)
+
+
+def _placement(pool: PoolConfig) -> dict[str, Any]:
+    """What Ray looks for in a node, and takes of it, for one replica."""
+    options: dict[str, Any] = {"num_cpus": pool.cpus_per_replica, "num_gpus": pool.gpus_per_replica}
+    if pool.placement:
+        options["label_selector"] = pool.placement
+    if pool.resources:
+        options["resources"] = dict(pool.resources)
+    return options
+
+
+def _number(pool: PoolConfig) -> dict[str, Any]:
+    """How many replicas: so many, or as many as its load asks for."""
+    if pool.max_replicas is None:
+        return {"num_replicas": pool.replicas}
+    policy = AutoscalingPolicy(
+        policy_function=PoolScaling, policy_kwargs={"pool": pool.model_dump(mode="json")}
+    )
+    # The policy has its own delays and looks at the last samples; Serve adds nothing to it.
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=pool.replicas,
+            max_replicas=pool.max_replicas,
+            initial_replicas=pool.replicas,
+            upscale_delay_s=0,
+            downscale_delay_s=0,
+            policy=policy,
+        )
+    }

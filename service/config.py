@@ -1,136 +1,19 @@
 """Settings of the service: what a configuration file may say, and how it is told that it is wrong."""
 
 import ipaddress
-import re
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from deltalog_kernels.vllm_plugin.config import check_merge_interval
-
-RESERVED_ENGINE_ARGS = {
-    "model": "model",
-    "served_model_name": "served_model_name",
-    "additional_config": "merge_interval",
-}
-"""vLLM engine arguments that the pool sets itself, and the pool's own key for each."""
+from service.pools import Count, PoolConfig, Port, Seconds, Settings
+from service.routing.policy import PackSpill
 
 
 class ConfigError(Exception):
     """A configuration is wrong. The message says where, what was expected, what came and what to do."""
-
-
-def _off_or_merge_interval(value: Any) -> Any:
-    return value if value is None else check_merge_interval(value)
-
-
-Port = Annotated[int, Field(ge=1, le=65535)]
-Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-class Settings(BaseModel):
-    """A part of a configuration file: frozen, and without keys that nobody knows."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class SimConfig(Settings):
-    """A simulated engine: the time of a step, in milliseconds, is `fixed_ms` + `per_row_ms` for each row that
-    decodes + `per_prefill_token_ms` for each prompt token that the step takes in."""
-
-    fixed_ms: Milliseconds = Field(description="Time of a step of the simulated engine without rows.")
-    per_row_ms: Milliseconds = Field(description="Time that a decoding row adds to a step.")
-    per_prefill_token_ms: Milliseconds = Field(description="Time that a prompt token adds to a step.")
-    max_rows: Count = Field(default=256, description="Rows that decode together; further ones wait.")
-    max_prefill_tokens: Count = Field(default=512, description="Prompt tokens that one step takes in.")
-    max_model_len: Count = Field(default=32768, description="Longest prompt and answer together, tokens.")
-
-
-class PoolConfig(Settings):
-    """The replicas that serve one model with one configuration."""
-
-    name: str = Field(description="Name of the pool, the `pool` label of its metrics.")
-    model: str = Field(min_length=1, description="Directory of the model, or its name on a model hub.")
-    served_model_name: str | None = Field(
-        default=None, min_length=1, description="Name that requests use for the model; null: `model` itself."
-    )
-    replicas: Count = Field(default=1, description="Replicas of the pool; all serve the same.")
-    cpus_per_replica: Count = Field(default=1, description="CPUs that Ray reserves for a replica.")
-    max_concurrent_requests: Count = Field(
-        default=64, description="Requests a replica holds at a time; more than fit are answered with 429."
-    )
-    coalesce_tokens: Count = Field(
-        default=16, description="Tokens of a stream that travel together at most; the first goes alone."
-    )
-    coalesce_ms: Milliseconds = Field(
-        default=20.0, description="Longest that a token of a stream waits for others to travel with."
-    )
-    stall_timeout_s: Seconds = Field(
-        default=60.0, description="A replica whose engine does not answer for this long is replaced."
-    )
-    merge_interval: Annotated[int | Literal["auto"] | None, BeforeValidator(_off_or_merge_interval)] = Field(
-        default=None,
-        description='Steps per merge of the log into the base state; "auto": derived from the model\'s '
-        "shapes; 1: write-through; null: DeltaLog is off and vLLM is stock.",
-    )
-    tool_call_parser: str | None = Field(
-        default=None,
-        description="vLLM's name of the way in which the model writes tool calls; null: tools are refused.",
-    )
-    engine_args: dict[str, Any] = Field(
-        default_factory=dict, description="Further vLLM engine arguments, by their Python names."
-    )
-    sim: SimConfig | None = Field(
-        default=None, description="Step model of a simulated engine, for tests of load; null: vLLM."
-    )
-
-    @field_validator("name")
-    @classmethod
-    def _deployable(cls, value: str) -> str:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", value) or value == "ingress":
-            raise ValueError(
-                f"expected letters, digits, - and _, and not the service's own 'ingress'; got {value!r}; "
-                "choose another name"
-            )
-        return value
-
-    @field_validator("engine_args")
-    @classmethod
-    def _refuse_reserved(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for key in sorted(value.keys() & RESERVED_ENGINE_ARGS.keys()):
-            raise ValueError(
-                f"expected no key that the pool sets itself; got {key!r}; "
-                f"use the pool's own key {RESERVED_ENGINE_ARGS[key]!r}"
-            )
-        return value
-
-    @model_validator(mode="after")
-    def _one_engine(self) -> "PoolConfig":
-        of_vllm = ("engine_args", "merge_interval", "tool_call_parser")
-        if self.sim and any(getattr(self, name) not in (None, {}) for name in of_vllm):
-            raise ValueError(
-                f"sim: expected none of {', '.join(of_vllm)} beside a simulated engine, which has no vLLM; "
-                "got both; remove one"
-            )
-        return self
-
-    @property
-    def model_id(self) -> str:
-        """Name that requests use for the model, the `model` label of the pool's metrics."""
-        return self.served_model_name or self.model
 
 
 class ServiceConfig(Settings):
@@ -152,7 +35,32 @@ class ServiceConfig(Settings):
         description="File with the API keys (service/keys.py), read again when it changes; null: no key is "
         "asked for, which is for a loopback host only.",
     )
-    pools: tuple[PoolConfig, ...] = Field(description="The pools; exactly one in this version.")
+    consolidation: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = Field(
+        default="auto",
+        description="From 0, which balances requests over replicas, to 1, which keeps them together as long "
+        'as the SLO holds. "auto": another replica only from DeltaLog\'s break-even batch on.',
+    )
+    max_queued_requests: Annotated[int, Field(ge=0)] = Field(
+        default=0,
+        description="Requests for a model that wait in an ingress for room, beyond what its replicas hold; "
+        "more are answered with 429.",
+    )
+    pools: tuple[PoolConfig, ...] = Field(
+        description="The pools. Several of one model take its requests in this order: what one has no room "
+        "for spills to the next."
+    )
+
+    @property
+    def models(self) -> dict[str, list[PoolConfig]]:
+        """The pools of each model, in spill order."""
+        models: dict[str, list[PoolConfig]] = {}
+        for pool in self.pools:
+            models.setdefault(pool.model_id, []).append(pool)
+        return models
+
+    @property
+    def policy(self) -> PackSpill:
+        return PackSpill(self.consolidation)
 
     @property
     def url(self) -> str:
@@ -161,17 +69,32 @@ class ServiceConfig(Settings):
 
     @field_validator("pools", mode="before")
     @classmethod
-    def _exactly_one(cls, value: Any) -> Any:
-        if not isinstance(value, list | tuple):
+    def _a_list(cls, value: Any) -> Any:
+        if not isinstance(value, list | tuple) or not value:
             raise ValueError(
-                f"expected a list with one pool; got {type(value).__name__}; write `- name: ...`"
-            )
-        if len(value) != 1:
-            raise ValueError(
-                f"expected exactly one pool in this version; got {len(value)}; "
-                "run one service per pool, each with its own ports"
+                f"expected a list of pools, one at least; got {type(value).__name__ if value else 'none'}; "
+                "write `- name: ...`"
             )
         return tuple(value)
+
+    @model_validator(mode="after")
+    def _pools_agree(self) -> "ServiceConfig":
+        names = [pool.name for pool in self.pools]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"pools: expected a name for each; got {name!r} twice; rename one")
+        for model, pools in self.models.items():
+            if len({pool.slo for pool in pools}) > 1:
+                raise ValueError(
+                    f"pools: expected one `slo` for all pools of {model!r}, which is promised wherever a "
+                    "request runs; got several; make them equal"
+                )
+            shares = sum(pool.share or 0.0 for pool in pools)
+            if pools[0].share is not None or shares >= 1:
+                raise ValueError(
+                    f"pools: expected shares of {model!r} below 1, and a first pool without one, which gets "
+                    f"the rest; got {shares:g}; correct them"
+                )
+        return self
 
     @model_validator(mode="after")
     def _keys_for_the_world(self) -> "ServiceConfig":

@@ -8,8 +8,6 @@ from pydantic import ValidationError
 from ray.exceptions import RayActorError
 from starlette.exceptions import HTTPException
 
-from service.config import PoolConfig
-
 RETRY_AFTER_S = {429: 1, 503: 5}
 """When to come back, where nothing better is known."""
 
@@ -47,13 +45,12 @@ class ApiError(Exception):
         )
 
 
-def pool_full(pool: PoolConfig, retry_after_s: int | None = None) -> ApiError:
-    """No replica of the pool has room."""
-    most = pool.replicas * pool.max_concurrent_requests
+def pool_full(most: int, retry_after_s: int | None = None) -> ApiError:
+    """No replica has room, or none within its SLO."""
     return ApiError(
         429,
-        f"expected at most {most} requests at a time for this model; got more; "
-        "send it again after the time in Retry-After",
+        f"expected at most {most} requests at a time for this model, fewer where an SLO leaves no room for "
+        "them; got more; send it again after the time in Retry-After",
         code=POOL_FULL,
         retry_after_s=retry_after_s,
     )

@@ -17,8 +17,9 @@ from typing import Annotated
 import yaml
 from pydantic import BeforeValidator, Field, field_validator
 
-from service.config import ConfigError, Count, Settings, parse, read_yaml
+from service.config import ConfigError, parse, read_yaml
 from service.errors import ApiError
+from service.pools import Count, Settings
 
 RELOAD_PERIOD_S = 1.0
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal
 
-from service.config import PoolConfig
+from service.pools import PoolConfig
 
 SECONDS_BUCKETS = (
     *(0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.012, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075),
@@ -90,6 +90,29 @@ GENERATED_TOKENS = MetricSpec(
 )
 RUNNING_REQUESTS = MetricSpec(
     "deltalog_running_requests", "gauge", "requests", "Requests that the engine holds: waiting or generating."
+)
+
+SPILLED = MetricSpec(
+    "deltalog_spilled_requests_total",
+    "counter",
+    "requests",
+    "Requests that this pool served because the pools before it had no room.",
+)
+FALLBACKS = MetricSpec(
+    "deltalog_routing_fallbacks_total",
+    "counter",
+    "requests",
+    "Requests that went to the least loaded replica, because the router had no view of the pool.",
+)
+PREDICTED_TPOT = MetricSpec(
+    "deltalog_predicted_tpot_seconds",
+    "histogram",
+    "seconds",
+    "TPOT that the router predicted for a request where it sent it.",
+    buckets=SECONDS_BUCKETS,
+)
+DESIRED_REPLICAS = MetricSpec(
+    "deltalog_desired_replicas", "gauge", "replicas", "Replicas that the load asks for, where a pool scales."
 )
 
 DIRECTIONS = ("read", "write")

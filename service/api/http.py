@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import reprlib
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -10,6 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from service.api.router import Wanted
 from service.engine.protocol import GRAMMARS, Answer, Message, Usage
 from service.errors import ApiError
 from service.keys import Lease
@@ -26,6 +28,8 @@ MAX_GRAMMAR_BYTES = 32 * 1024
 that grows faster than its length."""
 BYTES_A_TOKEN = 4
 """Of a body, roughly: what a request is charged until its usage is known, or if its client leaves before."""
+
+PRIORITY_HEADER = "x-deltalog-priority"
 
 
 async def read_body(request: Request) -> bytes:
@@ -79,6 +83,25 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     _refuse_too_many_sequences(body)
     _refuse_large_grammars(body)
     return body
+
+
+def wanted(body: dict[str, Any], guess: int, headers: Mapping[str, str]) -> Wanted:
+    """What a router goes by. `guess`: tokens of a prompt that does not list them. Raises ApiError 400."""
+    prompt, asked = body.get("prompt"), body.get("max_completion_tokens") or body.get("max_tokens")
+    listed = isinstance(prompt, list) and all(isinstance(token, int) for token in prompt)
+    priority = headers.get(PRIORITY_HEADER, "0")
+    if not re.fullmatch(r"-?\d{1,4}", priority):
+        raise ApiError(
+            400,
+            f"{PRIORITY_HEADER}: expected a whole number, lower ones wait less; got {priority[:32]!r}; "
+            "correct it or leave it out",
+            param=PRIORITY_HEADER,
+        )
+    return Wanted(
+        len(prompt) if prompt and listed else max(1, guess),
+        asked if isinstance(asked, int) and 0 < asked < 10**7 else None,
+        int(priority),
+    )
 
 
 async def events(messages: AsyncGenerator[Message, None], lease: Lease) -> AsyncGenerator[str, None]:

@@ -6,13 +6,15 @@ import time
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
+from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 
 from service.api import schema
 from service.api.guard import Guard, lease_of
-from service.api.http import BYTES_A_TOKEN, charge, events, parse_body, read_body, respond
+from service.api.http import BYTES_A_TOKEN, charge, events, parse_body, read_body, respond, wanted
 from service.api.pool import Pool
+from service.api.router import Router
 from service.api.trailers import ignore_trailers
 from service.config import ServiceConfig
 from service.engine.protocol import Answer, Call, Endpoint, Usage
@@ -20,6 +22,8 @@ from service.errors import ApiError, not_ready, to_api_error
 from service.keys import KeyRing
 
 VERSION = importlib.metadata.version("deltalog")
+DEBUG_HEADER = "x-deltalog-debug"
+"""A request that has it is told where it went and why, in x-deltalog-route."""
 
 api = FastAPI(title="DeltaLog", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
 api.add_middleware(Guard)
@@ -39,11 +43,15 @@ class Ingress:
 
     def __init__(self, config: ServiceConfig, pools: list[DeploymentHandle]) -> None:
         ignore_trailers()
-        self._pools = {
-            pool.model_id: Pool(pool, handle) for pool, handle in zip(config.pools, pools, strict=True)
+        name = serve.get_replica_context().replica_id.unique_id
+        handles = zip(config.pools, pools, strict=True)
+        made = {pool.name: Pool(pool, handle, name) for pool, handle in handles}
+        self._routers = {
+            model: Router([made[pool.name] for pool in pools], config.policy, config.max_queued_requests)
+            for model, pools in config.models.items()
         }
         self._started_at_s = int(time.time())
-        watches = [pool.watch() for pool in self._pools.values()]
+        watches = [router.watch(pool) for router in self._routers.values() for pool in router.pools]
         if config.keys_file is not None:
             Guard.keys = KeyRing(config.keys_file, config.ingress_replicas)
             watches.append(Guard.keys.watch())
@@ -67,11 +75,11 @@ class Ingress:
 
     @api.get("/v1/models", **schema.READING)
     async def models(self) -> schema.ModelList:
-        return schema.ModelList(object="list", data=[self._card(model) for model in self._pools])
+        return schema.ModelList(object="list", data=[self._card(model) for model in self._routers])
 
     @api.get("/v1/models/{model:path}", **schema.READING_A_MODEL)
     async def model(self, model: str) -> schema.ModelCard:
-        return self._card(self._pool(model).config.model_id)
+        return self._card(self._router(model).model)
 
     @api.get("/version", **schema.READING)
     async def version(self) -> schema.Version:
@@ -84,38 +92,41 @@ class Ingress:
 
     @api.get("/health/ready", **schema.HEALTH)
     async def ready(self) -> schema.Status:
-        """Every pool has a replica that generates, as of half a second ago."""
-        for model, pool in self._pools.items():
-            if not pool.ready:
+        """Every model has a replica that generates, as of half a second ago."""
+        for model, router in self._routers.items():
+            if not router.ready:
                 raise not_ready(model)
         return schema.Status(status="ready")
 
     async def _serve(self, endpoint: Endpoint, request: Request) -> Response:
         raw = await read_body(request)
         body, lease = parse_body(raw), lease_of(request)
-        pool = self._pool(body["model"])
+        router, record = self._router(body["model"]), request.state.record
         lease.tokens = len(raw) // BYTES_A_TOKEN
-        messages = pool.answer(Call(endpoint, body, request.headers["x-request-id"]), request.state.record)
+        call = Call(endpoint, body, request.headers["x-request-id"])
+        messages = router.answer(call, wanted(body, lease.tokens, request.headers), record)
         answer = await anext(messages)
         assert isinstance(answer, Answer)
+        route = record.pop("route", None)
+        told = {"x-deltalog-route": route} if route and DEBUG_HEADER in request.headers else {}
         if answer.body is None:
-            return StreamingResponse(events(messages, lease), media_type="text/event-stream")
+            return StreamingResponse(events(messages, lease), headers=told, media_type="text/event-stream")
         if answer.status >= 400:
             lease.tokens = 0
         async for message in messages:
             if isinstance(message, Usage):
                 charge(lease, message)
-        return respond(answer)
+        return respond(answer, told)
 
-    def _pool(self, model: str) -> Pool:
-        if model not in self._pools:
+    def _router(self, model: str) -> Router:
+        if model not in self._routers:
             raise ApiError(
                 404,
-                f"expected one of the models {', '.join(self._pools)}; got {model[:128]!r}; correct the name",
+                f"expected one of the models {', '.join(self._routers)}; got {model[:128]!r}; correct the name",
                 param="model",
                 code="model_not_found",
             )
-        return self._pools[model]
+        return self._routers[model]
 
     def _card(self, model: str) -> schema.ModelCard:
         return schema.ModelCard(id=model, object="model", created=self._started_at_s, owned_by="deltalog")

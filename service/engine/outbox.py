@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from service.config import PoolConfig
 from service.engine.protocol import Answer, Usage
+from service.pools import PoolConfig
 
 
 class Outbox:

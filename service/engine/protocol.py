@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from service.errors import ApiError
+from service.routing.cost import StepModel
 
 Endpoint = Literal["chat", "completion", "tokenize", "detokenize"]
 GRAMMARS = ("response_format", "structured_outputs")
@@ -13,11 +14,15 @@ GRAMMARS = ("response_format", "structured_outputs")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request as it travels to an engine: which endpoint, the body as JSON values, and its id."""
+    """One request as it travels to an engine: which endpoint, the body as JSON values, and its id.
+
+    replica: the one that it was routed to; None where the router has no view of the pool.
+    """
 
     endpoint: Endpoint
     body: dict[str, Any]
     request_id: str
+    replica: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,39 @@ Message = Answer | str | Usage
 """An Answer, the text of one or more SSE events, each with its closing blank line, or the Usage."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What an engine has before it: prompt tokens of requests without a first token, the mean that a step
+    takes in, and what its steps cost."""
+
+    prefill_tokens: int
+    prefill_per_step: float
+    model: StepModel
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What an ingress has seen of requests for a pool: how many wait for room, and how many came a second,
+    with their prompt and output tokens."""
+
+    ingress: str
+    waiting: int
+    requests_per_s: float
+    prompt_tokens_per_s: float
+    output_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a replica answers to a probe. order: its age in the pool, older ones lower. rows: requests held."""
+
+    replica: str
+    order: int
+    alive: bool
+    rows: int
+    engine: EngineLoad
+
+
 class EngineStartError(Exception):
     """The engine refused to start or could not. The message is the engine's own reason."""
 
@@ -66,6 +104,9 @@ class Engine(Protocol):
     async def check_health(self) -> None:
         """Raise when the engine cannot generate any more. Passes through the engine's own loop, so that it
         takes as long as a stall."""
+
+    def load(self) -> EngineLoad:
+        """What lies before the engine now."""
 
     async def publish(self) -> None:
         """Bring the engine's metrics up to date."""

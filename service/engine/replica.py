@@ -3,16 +3,22 @@
 import asyncio
 import logging
 import os
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from service.config import PoolConfig
-from service.engine.protocol import Answer, Call, Engine, Message
+from ray import serve
+
+from service.engine.protocol import Answer, Call, Demand, Engine, Message, Report
 from service.errors import ENGINE_DEAD, engine_dead, pool_full
+from service.pools import PoolConfig
+from service.scaling import stats
 
 WATCH_PERIOD_S = 1.0
 LAST_WORDS_S = 2.0
 """Time for the streams of a dead engine to say why they end, before the replica goes."""
+DEMAND_LASTS_S = 5.0
+"""An ingress that says nothing for this long is gone."""
 
 logger = logging.getLogger("ray.serve")
 
@@ -23,6 +29,9 @@ class EngineReplica:
     # Serve awaits a constructor that is a coroutine.
     async def __init__(self, pool: PoolConfig) -> None:  # type: ignore[misc]
         self._pool = pool
+        self._id = serve.get_replica_context().replica_id.unique_id
+        self._order = time.time_ns()
+        self._demands: dict[str, tuple[float, Demand]] = {}
         self._held = 0
         self._dead = False
         self.engine = _engine(pool)
@@ -35,7 +44,7 @@ class EngineReplica:
             yield Answer.of(engine_dead())
             return
         if self._held >= self._pool.max_concurrent_requests:
-            yield Answer.of(pool_full(self._pool))
+            yield Answer.of(pool_full(self._pool.max_concurrent_requests))
             return
         self._held += 1
         try:
@@ -48,9 +57,19 @@ class EngineReplica:
         finally:
             self._held -= 1
 
-    async def probe(self) -> bool:
-        """Whether the engine lives."""
-        return not self._dead
+    async def probe(self, demand: Demand | None = None) -> Report:
+        """What routers know of this replica; `demand` is what an ingress has seen, for the autoscaler."""
+        if demand is not None:
+            self._demands[demand.ingress] = (time.monotonic(), demand)
+        return Report(self._id, self._order, not self._dead, self._held, self.engine.load())
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve passes to the autoscaling policy (service/scaling.py)."""
+        return stats(self._order, self._held, self.engine.load().model, self._recent_demands())
+
+    def _recent_demands(self) -> list[Demand]:
+        now_s = time.monotonic()
+        return [demand for at_s, demand in self._demands.values() if now_s - at_s < DEMAND_LASTS_S]
 
     async def check_health(self) -> None:
         """Raise when the engine is dead, for Serve; `_watch` is quicker."""

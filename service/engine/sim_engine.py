@@ -14,11 +14,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from service.config import PoolConfig, SimConfig
 from service.engine.outbox import Outbox
-from service.engine.protocol import Answer, Call, Message, Usage
+from service.engine.protocol import Answer, Call, EngineLoad, Message, Usage
 from service.errors import ApiError, invalid_request
 from service.metrics import LatencyMetrics
+from service.pools import PoolConfig
+from service.routing.calibrate import Calibration
+from service.routing.policy import PREFILL_WINDOW
 
 CATCH_UP_S = 0.1
 """A clock that is later than this starts anew: the machine is too slow for the model."""
@@ -53,11 +55,6 @@ class _Body(BaseModel):
         if not prompt:
             raise ApiError(400, f"{name}: expected a prompt; got none; send one", param=name)
         return max(1, len(prompt if name == "prompt" and isinstance(prompt, list) else str(prompt).split()))
-
-
-def step_s(model: SimConfig, rows: int, prefill_tokens: int) -> float:
-    """Seconds that a step takes."""
-    return (model.fixed_ms + model.per_row_ms * rows + model.per_prefill_token_ms * prefill_tokens) / 1000
 
 
 @dataclass(eq=False)
@@ -154,6 +151,8 @@ class SimEngine:
         self._running: list[_Row] = []
         self._work = asyncio.Event()
         self._metrics: LatencyMetrics | None = None
+        self._prefill_per_step = 0.0
+        self._calibration = Calibration(pool.sim.cost)
 
     async def start(self) -> None:
         self._stepping = asyncio.create_task(self._step_for_ever())
@@ -185,6 +184,10 @@ class SimEngine:
     async def check_health(self) -> None:
         if self._stepping.done():
             raise RuntimeError("expected the steps to go on; they ended; see the log before this line")
+
+    def load(self) -> EngineLoad:
+        backlog = sum(row.prefill_left for row in self._waiting if not row.request.gone)
+        return EngineLoad(backlog, self._prefill_per_step, self._calibration.model)
 
     async def publish(self) -> None:
         assert self._metrics is not None
@@ -219,19 +222,24 @@ class SimEngine:
         return request
 
     async def _step_for_ever(self) -> None:
-        due_s = time.monotonic()
+        due_s = stepped_at_s = time.monotonic()
         while True:
             self._drop_what_left()
             if not (self._waiting or self._running):
                 self._work.clear()
                 await self._work.wait()
-                due_s = time.monotonic()
+                due_s = stepped_at_s = time.monotonic()
             prefill_tokens = self._prefill()
-            due_s += step_s(self._model, len(self._running), prefill_tokens)
+            self._prefill_per_step += (prefill_tokens - self._prefill_per_step) / PREFILL_WINDOW
+            step_ms = self._model.cost.step_ms(len(self._running), prefill_tokens)
+            due_s += step_ms / 1000
             now_s = time.monotonic()
             if due_s < now_s - CATCH_UP_S:
                 due_s = now_s
             await asyncio.sleep(max(0.0, due_s - now_s))
+            # The batch as it was, with the time that its step really took.
+            taken_s, stepped_at_s = time.monotonic() - stepped_at_s, time.monotonic()
+            self._calibration.step(len(self._running), prefill_tokens, 1000 * taken_s)
             self._emit()
 
     def _drop_what_left(self) -> None:

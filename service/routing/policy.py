@@ -29,6 +29,7 @@ class Reason(StrEnum):
     OPEN = "open"
     BALANCE = "balance"
     AFFINITY = "affinity"
+    NO_VIEW = "no view of its pool"
     NOT_READY = "not ready"
     ROWS = "no row free"
     MEMORY = "state and cache do not fit"

@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from service.config import Count, Milliseconds, Seconds, Settings
+from service.pools import Count, Seconds, Settings, Slo, StepCost
 from service.routing.baselines import LeastLoaded, PowerOfTwo, PrefixAffinity, RoundRobin
-from service.routing.cost import StepModel
 from service.routing.policy import (
     PackSpill,
     Policy,
@@ -19,24 +18,19 @@ PolicyName = Literal[
 ]
 
 
-class Slo(Settings):
+class SloClass(Slo):
     """What a class of requests is promised. share: of all requests."""
 
     name: str = "default"
-    tpot_ms: Milliseconds = 25.0
-    ttft_ms: Milliseconds = 1000.0
+    tpot_ms: Annotated[float, Field(gt=0)] = 25.0
+    ttft_ms: Annotated[float, Field(gt=0)] = 1000.0
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
-class SimPool(Settings):
-    """Replicas of one kind. The step model's constants are those of routing/cost.py, in milliseconds."""
+class SimPool(StepCost):
+    """Replicas of one kind, and what their steps cost."""
 
     name: str
-    fixed_ms: Milliseconds
-    row_ms: Milliseconds
-    state_ms: Milliseconds
-    prefill_token_ms: Milliseconds
-    write_through_state_ms: Milliseconds | None = None
     rows_limit: Count = 256
     chunk_tokens: Count = 512
     memory_tokens: Count = 2_000_000
@@ -44,12 +38,6 @@ class SimPool(Settings):
     replicas: Count = 1
     max_replicas: Count | None = None
     cold_start_s: Seconds = 30.0
-
-    @property
-    def model(self) -> StepModel:
-        return StepModel(
-            self.fixed_ms, self.row_ms, self.state_ms, self.prefill_token_ms, self.write_through_state_ms
-        )
 
     @model_validator(mode="after")
     def _bounds(self) -> "SimPool":
@@ -77,7 +65,7 @@ class Scenario(Settings):
     trace: Path | None = Field(default=None, strict=False)
     trace_rate: float = 1.0
     trace_limit: Count | None = None
-    slos: Annotated[tuple[Slo, ...], AS_LIST] = (Slo(),)
+    slos: Annotated[tuple[SloClass, ...], AS_LIST] = (SloClass(),)
     policies: Annotated[tuple[PolicyName, ...], AS_LIST] = (
         "pack auto",
         "pack 0",

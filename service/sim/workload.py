@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from service.config import ConfigError, Seconds, Settings
+from service.config import ConfigError
+from service.pools import Seconds, Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from service import metrics
-from service.config import PoolConfig
 from service.metrics import BYTE_KINDS, DIRECTIONS, DeltaLogMetrics, MetricSpec
+from service.pools import PoolConfig
 
 SPECS = {spec.name: spec for spec in vars(metrics).values() if isinstance(spec, MetricSpec)}
 POOL = PoolConfig(name="p", model="m", merge_interval=8)

@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from service.config import PoolConfig
 from service.engine.outbox import Outbox
 from service.engine.protocol import Answer, Usage
+from service.pools import PoolConfig
 
 END = Usage(3, 5)
 NEVER_MS = 600_000.0

@@ -7,9 +7,9 @@ import pytest
 
 from service.api import pool as pools
 from service.api.pool import Pool
-from service.config import PoolConfig
 from service.engine.protocol import Answer, Call, Message
 from service.errors import engine_dead
+from service.pools import PoolConfig
 
 CONFIG = PoolConfig(name="test", model="m", replicas=2, max_concurrent_requests=2)
 SERVED = [None, Answer(200, "{}")]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from service.config import PoolConfig
 from service.engine import sim_engine
 from service.engine.protocol import Answer, Call, Message, Usage
 from service.engine.sim_engine import SimEngine
+from service.pools import PoolConfig
 
 FAST = {"fixed_ms": 1.0, "per_row_ms": 0.0, "per_prefill_token_ms": 0.0}
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from service.config import ConfigError, PoolConfig, SimConfig, parse, read_yaml
+from service.config import ConfigError, parse, read_yaml
 from service.engine.protocol import Call
 from service.engine.sim_engine import SimEngine
+from service.pools import PoolConfig, SimConfig
 from service.sim.report import Report, Row
-from service.sim.scenario import Failure, Scenario, SimPool, Slo
+from service.sim.scenario import Failure, Scenario, SimPool, SloClass
 from service.sim.workload import Generator, Phase, trace
 from service.sim.world import World
 
@@ -81,7 +82,7 @@ def test_a_request_that_comes_in_mid_step_joins_at_its_end():
     [replica] = world.alive[0]
     from service.sim.replica import Job
 
-    first, second = (Job(i, 0.0, 100, 50, Slo()) for i in range(2))
+    first, second = (Job(i, 0.0, 100, 50, SloClass()) for i in range(2))
     end_s = replica.take(first, 0.0)
     assert end_s == pytest.approx(0.001 * (16 + 0.0484 + 3))
     replica.settle()
@@ -102,7 +103,10 @@ def test_every_request_has_one_outcome_whatever_happens(policy):
             H200.model_copy(update={"name": "spill", "fixed_ms": 30.0, "rows_limit": 20}),
         ),
         "workload": poisson(15, 60, output_tokens=200, burst=4.0, prefixes=5),
-        "slos": (Slo(name="chat", share=0.7), Slo(name="batch", tpot_ms=100, ttft_ms=9000, share=0.3)),
+        "slos": (
+            SloClass(name="chat", share=0.7),
+            SloClass(name="batch", tpot_ms=100, ttft_ms=9000, share=0.3),
+        ),
         "routers": 2,
         "failures": (Failure(at_s=20.0), Failure(at_s=30.0, replica=1, slow_down=3.0)),
     }
@@ -140,7 +144,7 @@ def test_nobody_waits_while_a_replica_could_take_them():
 
 def test_two_routers_do_not_overshoot_a_limit_by_more_than_one_decision_each():
     told = Scenario(pools=(H200.model_copy(update={"rows_limit": 50}),), routers=2, report_period_s=0.2,
-                    slos=(Slo(tpot_ms=1e6, ttft_ms=1e6),),
+                    slos=(SloClass(tpot_ms=1e6, ttft_ms=1e6),),
                     workload=poisson(40, 20, output_tokens=400, spread=0.0))  # fmt: skip
     world, most = World(told, "pack 1"), 0
     route = world._route
@@ -162,7 +166,9 @@ def test_the_simulated_engine_agrees():
     model = SimConfig(fixed_ms=8.0, per_row_ms=0.1, per_prefill_token_ms=0.02, max_rows=512)
     pool = SimPool(name="sim", fixed_ms=8.0, row_ms=0.1, state_ms=0.0, prefill_token_ms=0.02, rows_limit=512)
     workload = poisson(20.0, 4.0, prompt_tokens=300, output_tokens=120)
-    row, jobs = run("least loaded", pools=(pool,), workload=workload, slos=(Slo(tpot_ms=1e9, ttft_ms=1e9),))
+    row, jobs = run(
+        "least loaded", pools=(pool,), workload=workload, slos=(SloClass(tpot_ms=1e9, ttft_ms=1e9),)
+    )
 
     async def measured() -> tuple[float, float]:
         config = PoolConfig(name="sim", model="sim", sim=model)

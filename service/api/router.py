@@ -1,0 +1,276 @@
+"""Where the requests for one model go: its pools, the policy that chooses, who waits, and how each ends."""
+
+import asyncio
+import heapq
+import logging
+import math
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+from ray.exceptions import RayActorError
+
+from service.api.pool import PROBE_PERIOD_S, Pool, UnansweredError
+from service.engine.protocol import Answer, Call, Message, Usage
+from service.errors import ENGINE_DEAD, POOL_FULL, ApiError, engine_dead, not_ready, pool_full, to_api_error
+from service.routing.policy import Ask, Decision, Policy, Reason
+
+ACCEPT_TIMEOUT_S = 10.0
+"""How long a request looks for room, where no SLO says it."""
+FULL_PERIOD_S = 0.1
+LONGEST_RETRY_AFTER_S = 60
+
+logger = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a router goes by: an estimate of the prompt's tokens, the tokens asked for, and who waits first
+    (lower numbers do)."""
+
+    prompt_tokens: int
+    output_tokens: int | None = None
+    priority: int = 0
+
+
+@dataclass(order=True, slots=True)
+class _Trip:
+    """A request that looks for a replica. Ordered as they wait."""
+
+    priority: int
+    number: int
+    call: Call = field(compare=False)
+    ask: Ask = field(compare=False)
+    pools: list[Pool] = field(compare=False)
+    arrived_at_s: float = field(compare=False)
+    turn: asyncio.Event = field(compare=False, default_factory=asyncio.Event)
+    lost: bool = field(compare=False, default=False)
+    """A replica was lost between taking it and its first word."""
+
+
+class Router:
+    """Sends each request where the policy says, lets it wait, or refuses it."""
+
+    def __init__(self, pools: list[Pool], policy: Policy, max_queued: int) -> None:
+        self.pools = pools
+        self.model = pools[0].config.model_id
+        self._policy = policy
+        self._max_queued = max_queued
+        self._numbers = count()
+        self._queue: list[_Trip] = []
+        self._held = 0
+        self._refused = 0
+        """Requests refused since one was accepted: they all will come back."""
+        self._mean_s = 1.0
+        """Duration of a request, over the last few."""
+        self._mean_output_tokens = 256.0
+        self._owed = dict.fromkeys((pool.config.name for pool in pools if pool.config.share), 0.0)
+        """Requests that a pool with a share has yet to get."""
+
+    @property
+    def ready(self) -> bool:
+        return any(pool.ready for pool in self.pools)
+
+    async def watch(self, pool: Pool) -> None:
+        """Keep knowing what the replicas of `pool` have before them, for ever."""
+        while True:
+            # Who waits, waits for the first pool; the others only get what spills.
+            await pool.probe(len(self._queue) if pool is self.pools[0] else 0)
+            self._wake()
+            await asyncio.sleep(PROBE_PERIOD_S)
+
+    async def answer(
+        self, call: Call, wanted: Wanted, record: dict[str, Any]
+    ) -> AsyncGenerator[Message, None]:
+        """An Answer, then the events of a stream and the Usage; a stream that fails ends with another Answer.
+        What became of the request is put into `record`, for the log.
+
+        Closing the generator, or cancelling what waits for it, stops generation.
+        """
+        outcome, accepted, started, arrived_at_s = "aborted", False, False, time.monotonic()
+        record["pool"] = self.pools[0].config.name
+        self._held += 1
+        try:
+            async with aclosing(self._answer(call, wanted, record)) as messages:
+                async for message in messages:
+                    if message is None:
+                        accepted = True
+                        self._refused = 0
+                        continue
+                    if isinstance(message, Answer) and message.body is not None:
+                        outcome = "error" if started else _outcome(message.status, accepted)
+                    if isinstance(message, Usage):
+                        record["prompt_tokens"] = message.prompt_tokens
+                        record["generated_tokens"] = message.generated_tokens
+                        self._mean_output_tokens += (message.generated_tokens - self._mean_output_tokens) / 16
+                    started = True
+                    yield message
+            if outcome == "aborted":
+                outcome = "ok"
+        finally:
+            self._held -= 1
+            (pool,) = (pool for pool in self.pools if pool.config.name == record["pool"])
+            pool.requests.inc(tags={"outcome": outcome})
+            record["outcome"] = outcome
+            if accepted:
+                self._mean_s += (time.monotonic() - arrived_at_s - self._mean_s) / 16
+
+    async def _answer(
+        self, call: Call, wanted: Wanted, record: dict[str, Any]
+    ) -> AsyncGenerator[Message | None, None]:
+        """None once a replica has accepted, then what it answers; an Answer of our own if none does."""
+        try:
+            trip = self._trip(call, wanted)
+            if not self.ready:
+                raise not_ready(self.model)
+            # Which replicas live is known a moment late; they refuse themselves what they have no room for.
+            if self._held > self._room + self._max_queued:
+                raise self._full(trip)
+            async with aclosing(self._until_served(trip, record)) as messages:
+                async for message in messages:
+                    yield message
+        except Exception as error:
+            failure = to_api_error(error)
+            if failure.status == 500:
+                logger.exception("Request %s for model %r failed.", call.request_id, self.model)
+            yield Answer.of(failure)
+
+    async def _until_served(
+        self, trip: _Trip, record: dict[str, Any]
+    ) -> AsyncGenerator[Message | None, None]:
+        """Ask other replicas while the one that was chosen is full or going, and once more when it is lost
+        between taking the request and its first word."""
+        while True:
+            pool, decision = await self._place(trip)
+            self._record(pool, decision, record)
+            accepted, refusal = False, None
+            sent = pool.sent(trip.ask, decision.replica)
+            try:
+                async with aclosing(pool.ask(replace(trip.call, replica=decision.replica))) as messages:
+                    async for message in messages:
+                        refusal = message.code if isinstance(message, Answer) and not sent.started else None
+                        if refusal == ENGINE_DEAD and accepted and not trip.lost:
+                            raise RayActorError
+                        if refusal == POOL_FULL or (refusal == ENGINE_DEAD and not accepted):
+                            break
+                        accepted = True
+                        if message is not None:
+                            pool.started(sent)
+                        yield message
+                    else:
+                        return
+            except UnansweredError:
+                record["tried_again"] = True
+            except RayActorError:
+                if sent.started or trip.lost:
+                    raise
+                # Its own line in the log says it; a replica that is lost is one incident, not one a request.
+                trip.lost = record["tried_again"] = True
+            finally:
+                pool.ended(sent)
+                self._wake()
+            # Until the next report: full, or not to be asked.
+            if sent.view is not None and refusal == POOL_FULL:
+                sent.view.rows = sent.view.rows_limit
+            elif sent.view is not None:
+                sent.view.ready = False
+            if self._late(trip):
+                raise self._full(trip) if refusal == POOL_FULL else not_ready(self.model)
+            await asyncio.sleep(FULL_PERIOD_S)
+
+    async def _place(self, trip: _Trip) -> tuple[Pool, Decision]:
+        """The replica for a request, when it is its turn. Raises ApiError when there is none in time."""
+        if not self._queue or trip < self._queue[0]:
+            placed = self._choose(trip)
+            if placed is not None:
+                return placed
+        heapq.heappush(self._queue, trip)
+        try:
+            async with asyncio.timeout(max(0.0, self._deadline_s(trip) - time.monotonic())):
+                while True:
+                    await trip.turn.wait()
+                    trip.turn.clear()
+                    placed = self._choose(trip) if self._queue[0] is trip else None
+                    if placed is not None:
+                        return placed
+        except TimeoutError:
+            raise self._full(trip) from None
+        finally:
+            self._queue.remove(trip)
+            heapq.heapify(self._queue)
+            self._wake()
+
+    def _choose(self, trip: _Trip) -> tuple[Pool, Decision] | None:
+        """What the policy says now; None: wait. Raises ApiError when no replica generates."""
+        if not self.ready:
+            raise engine_dead() if trip.lost else not_ready(self.model)
+        stale = [pool for pool in trip.pools if pool.ready and pool.stale]
+        if len(stale) == sum(pool.ready for pool in trip.pools):
+            return stale[0], Decision(None, Reason.NO_VIEW)
+        ask = replace(trip.ask, waited_ms=1000 * (time.monotonic() - trip.arrived_at_s))
+        decision = self._policy.choose([list(pool.views.values()) for pool in trip.pools], ask)
+        if decision.replica is None:
+            return None
+        return next(pool for pool in trip.pools if decision.replica in pool.views), decision
+
+    def _record(self, pool: Pool, decision: Decision, record: dict[str, Any]) -> None:
+        record |= {"pool": pool.config.name, "replica": decision.replica, "route": str(decision)}
+        if decision.replica is not None:
+            pool.predicted_tpot.observe(decision.tpot_ms / 1000)
+        if decision.spilled:
+            record["spilled"] = True
+            pool.spilled.inc()
+
+    def _trip(self, call: Call, wanted: Wanted) -> _Trip:
+        slo = self.pools[0].config.slo
+        ask = Ask(
+            wanted.prompt_tokens,
+            wanted.output_tokens or round(self._mean_output_tokens),
+            slo.tpot_ms if slo else math.inf,
+            slo.ttft_ms if slo else math.inf,
+        )
+        pools = self._in_order()
+        pools[0].offered.note(ask.prompt_tokens, ask.output_tokens)
+        return _Trip(wanted.priority, next(self._numbers), call, ask, pools, time.monotonic())
+
+    def _in_order(self) -> list[Pool]:
+        """The pools in spill order, first the one with a share that is owed a request."""
+        for pool in self.pools:
+            self._owed[pool.config.name] = self._owed.get(pool.config.name, 0.0) + (pool.config.share or 0.0)
+        first = max(self.pools, key=lambda pool: self._owed[pool.config.name])
+        if self._owed[first.config.name] < 1:
+            return self.pools
+        self._owed[first.config.name] -= 1
+        return [first, *(pool for pool in self.pools if pool is not first)]
+
+    def _wake(self) -> None:
+        """Something has changed for who waits first."""
+        if self._queue:
+            self._queue[0].turn.set()
+
+    @property
+    def _room(self) -> int:
+        return sum(pool.room for pool in self.pools)
+
+    def _deadline_s(self, trip: _Trip) -> float:
+        return trip.arrived_at_s + min(ACCEPT_TIMEOUT_S, trip.ask.ttft_ms / 1000)
+
+    def _late(self, trip: _Trip) -> bool:
+        return time.monotonic() > self._deadline_s(trip)
+
+    def _full(self, trip: _Trip) -> ApiError:
+        """The refusal of a request. The k-th in a row is told to come back when k will have ended."""
+        self._refused += 1
+        wait_s = math.ceil(self._refused * self._mean_s / max(1, self._room))
+        return pool_full(self._room, min(LONGEST_RETRY_AFTER_S, max(1, wait_s)))
+
+
+def _outcome(status: int, accepted: bool) -> str:
+    if status < 400:
+        return "ok"
+    if status in (429, 503):
+        return "error" if accepted else "rejected"
+    return "client_error" if status < 500 else "error"
