@@ -14,6 +14,6 @@ os.environ.update(
     RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD="0",
     RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP="0",
     RAY_AUTH_MODE="token",
-    # On a CPU vLLM would give the model a process of its own, and wait for each of its steps in a loop of yields.
+    # On a CPU vLLM would give the model a process of its own, and wait for each step in a loop of yields.
     VLLM_ENABLE_V1_MULTIPROCESSING="0",
 )
