@@ -20,6 +20,7 @@ from service.app import build
 from service.config import ConfigError, ServiceConfig, load_config
 from service.engine.protocol import EngineStartError
 from service.keys import load_keys
+from service.placement import misfit, overbooked
 
 APP_NAME = "deltalog"
 METRICS_PERIOD_S = 4
@@ -58,7 +59,7 @@ def serve_until_signalled(path: Path, console: Console) -> None:
             step("Starting Ray.")
             running.callback(ray.shutdown)
             step(f"Ray runs; it and vLLM log to {_start_ray(config, hangups)}.")
-            _check_cpus(config)
+            _check_nodes(config)
             running.callback(_drain, config)
             for pool in config.pools:
                 step(f"Loading {pool.model_id} into pool {pool.name}.")
@@ -129,15 +130,13 @@ def check_engines(config: ServiceConfig, *, thoroughly: bool = False) -> None:
             (engine_config if thoroughly else engine_args)(pool)
 
 
-def _check_cpus(config: ServiceConfig) -> None:
-    # Serve would wait for ever for CPUs that Ray does not have.
-    needed = sum(pool.replicas * pool.cpus_per_replica for pool in config.pools)
-    available = int(ray.cluster_resources()["CPU"])
-    if needed > available:
-        raise LaunchError(
-            f"pools: cpus_per_replica: expected to fit the {available} CPUs that Ray finds; got {needed}; "
-            "lower it"
-        )
+def _check_nodes(config: ServiceConfig) -> None:
+    # Serve would wait for ever for a node that Ray does not have.
+    nodes = ray.nodes()
+    faults = [fault for pool in config.pools if (fault := misfit(pool, nodes))]
+    fault = "\n".join(faults) or overbooked(config.pools, nodes)
+    if fault:
+        raise LaunchError(fault)
 
 
 def _start_ray(config: ServiceConfig, hangups: list[int]) -> Path:
@@ -216,7 +215,7 @@ def _redeploy(path: Path, running: ServiceConfig) -> ServiceConfig:
                 f"{setting}: expected {getattr(running, setting)}, as at the start; got "
                 f"{getattr(config, setting)}; restart instead"
             )
-    _check_cpus(config)
+    _check_nodes(config)
     check_engines(config)
     try:
         _deploy(config)

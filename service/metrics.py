@@ -98,8 +98,8 @@ SPILLED = MetricSpec(
     "requests",
     "Requests that this pool served because the pools before it had no room.",
 )
-FALLBACKS = MetricSpec(
-    "deltalog_routing_fallbacks_total",
+UNROUTED = MetricSpec(
+    "deltalog_unrouted_requests_total",
     "counter",
     "requests",
     "Requests that went to the least loaded replica, because the router had no view of the pool.",

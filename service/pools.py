@@ -103,7 +103,9 @@ class PoolConfig(Settings):
     gpus_per_replica: Annotated[int, Field(ge=0)] = Field(
         default=0, description="GPUs that Ray reserves for a replica: tensor times pipeline parallel ranks."
     )
-    cpus_per_replica: Count = Field(default=1, description="CPUs that Ray reserves for a replica.")
+    cpus_per_replica: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=1, description="CPUs that Ray reserves for a replica: a whole number, or less than 1."
+    )
     node_labels: dict[str, str] = Field(
         default_factory=dict, description="Labels that a node must have to run a replica, as Ray writes them."
     )
@@ -170,6 +172,13 @@ class PoolConfig(Settings):
             )
         return value
 
+    @field_validator("cpus_per_replica")
+    @classmethod
+    def _whole(cls, value: float) -> float:
+        if value > 1 and value != int(value):
+            raise ValueError(f"expected a whole number, or less than 1; got {value}; round it")
+        return value
+
     @field_validator("accelerator")
     @classmethod
     def _known(cls, value: str | None) -> str | None:
@@ -225,7 +234,7 @@ class PoolConfig(Settings):
 
     @property
     def step_model(self) -> StepModel:
-        """What the configuration says of a step. Without a word of it, more rows take longer: that balances."""
+        """What the configuration says of a step. Where it says nothing, rows cost time: that balances."""
         if self.sim is not None:
             return self.sim.cost
         return self.cost.model if self.cost else StepModel(1.0, 1.0, 0.0, 0.01)

@@ -5,7 +5,7 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from service.engine.protocol import Call
-from service.metrics import FALLBACKS
+from service.metrics import UNROUTED
 from service.pools import PoolConfig
 
 
@@ -18,7 +18,7 @@ class ChosenReplica(RequestRouter):
     """
 
     def initialize_state(self, pool: dict[str, Any]) -> None:
-        self._fallbacks = FALLBACKS.bind(PoolConfig.model_validate(pool))
+        self._unrouted = UNROUTED.bind(PoolConfig.model_validate(pool))
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -34,5 +34,5 @@ class ChosenReplica(RequestRouter):
         if chosen:
             return [chosen]
         if candidate_replicas and not asked_before:
-            self._fallbacks.inc()
+            self._unrouted.inc()
         return [candidate_replicas]

@@ -2,8 +2,10 @@
 
 import asyncio
 import importlib.metadata
+import logging
 import time
 
+import ray
 from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 from ray import serve
@@ -20,10 +22,14 @@ from service.config import ServiceConfig
 from service.engine.protocol import Answer, Call, Endpoint, Usage
 from service.errors import ApiError, not_ready, to_api_error
 from service.keys import KeyRing
+from service.placement import misfit
 
 VERSION = importlib.metadata.version("deltalog")
+MISFIT_PERIOD_S = 10.0
 DEBUG_HEADER = "x-deltalog-debug"
 """A request that has it is told where it went and why, in x-deltalog-route."""
+
+logger = logging.getLogger("ray.serve")
 
 api = FastAPI(title="DeltaLog", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
 api.add_middleware(Guard)
@@ -52,6 +58,7 @@ class Ingress:
         }
         self._started_at_s = int(time.time())
         watches = [router.watch(pool) for router in self._routers.values() for pool in router.pools]
+        watches.append(_report_misfits(list(made.values())))
         if config.keys_file is not None:
             Guard.keys = KeyRing(config.keys_file, config.ingress_replicas)
             watches.append(Guard.keys.watch())
@@ -122,7 +129,7 @@ class Ingress:
         if model not in self._routers:
             raise ApiError(
                 404,
-                f"expected one of the models {', '.join(self._routers)}; got {model[:128]!r}; correct the name",
+                f"expected one of the models {', '.join(self._routers)}; got {model[:128]!r}; correct it",
                 param="model",
                 code="model_not_found",
             )
@@ -130,3 +137,15 @@ class Ingress:
 
     def _card(self, model: str) -> schema.ModelCard:
         return schema.ModelCard(id=model, object="model", created=self._started_at_s, owned_by="deltalog")
+
+
+async def _report_misfits(pools: list[Pool]) -> None:
+    """Say, once, which pools wait for a node that there is not: Serve itself waits in silence."""
+    said: set[str] = set()
+    while True:
+        nodes = ray.nodes()
+        faults = {fault for pool in pools if not pool.ready and (fault := misfit(pool.config, nodes))}
+        for fault in sorted(faults - said):
+            logger.error("%s. Until then it has no replica.", fault)
+        said |= faults
+        await asyncio.sleep(MISFIT_PERIOD_S)

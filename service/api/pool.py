@@ -41,8 +41,8 @@ class Sent:
 
 
 class Pool:
-    """The views of a pool's replicas: their own reports, half a second old while all answer, corrected by what
-    this ingress has sent since."""
+    """The views of a pool's replicas: what they report, half a second old while all answer, and what this
+    ingress has sent since."""
 
     def __init__(self, config: PoolConfig, handle: DeploymentHandle, ingress: str) -> None:
         self.config = config

@@ -256,7 +256,8 @@ class Router:
         return sum(pool.room for pool in self.pools)
 
     def _deadline_s(self, trip: _Trip) -> float:
-        return trip.arrived_at_s + min(ACCEPT_TIMEOUT_S, trip.ask.ttft_ms / 1000)
+        wait_s = ACCEPT_TIMEOUT_S if math.isinf(trip.ask.ttft_ms) else trip.ask.ttft_ms / 1000
+        return trip.arrived_at_s + wait_s
 
     def _late(self, trip: _Trip) -> bool:
         return time.monotonic() > self._deadline_s(trip)

@@ -79,7 +79,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a replica answers to a probe. order: its age in the pool, older ones lower. rows: requests held."""
+    """What a replica answers to a probe. order: its age, older ones lower. rows: requests that it holds."""
 
     replica: str
     order: int

@@ -105,6 +105,8 @@ class Decision:
             f"{self.replica} ({'spill, ' if self.spilled else ''}{self.reason}, TPOT {self.tpot_ms:.1f} ms, "
             f"TTFT {self.ttft_ms:.0f} ms)"
             if self.replica
+            else f"whichever Serve picks ({self.reason})"
+            if self.reason
             else "wait"
         )
         return f"{chosen}; refused {refused}" if refused else chosen
@@ -184,15 +186,16 @@ class PackSpill:
             chosen = (
                 min(short, key=lambda each: each[0].order)
                 if short
-                else min(feasible, key=lambda each: (each[1], each[0].order))
+                else min(feasible, key=lambda each: (each[1], each[0].rows, each[0].order))
             )
             return chosen, Reason.PACK if short else _opened(chosen[0])
         share = self.consolidation
 
-        def cost(each: tuple[ReplicaView, float, float]) -> tuple[float, int]:
+        def cost(each: tuple[ReplicaView, float, float]) -> tuple[float, int, int]:
             view, tpot_ms, _ = each
             opening = 0.0 if view.rows else view.model.fixed_ms
-            return (1 - share) * tpot_ms + share * opening, view.order
+            # Where rows cost nothing, balancing still has an even number of them everywhere.
+            return (1 - share) * tpot_ms + share * opening, 0 if share else view.rows, view.order
 
         chosen = min(feasible, key=cost)
         packed = Reason.PACK if share > 0 and chosen[0].rows else _opened(chosen[0])

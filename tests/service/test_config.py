@@ -7,6 +7,8 @@ import pytest
 
 from service.config import ConfigError, ServiceConfig, load_config, parse_config
 
+SLO = {"tpot_ms": 25, "ttft_ms": 1000}
+COST = {"fixed_ms": 10, "row_ms": 0.1, "state_ms": 0.1, "prefill_token_ms": 0.02}
 POOL = {"name": "p", "model": "some/model"}
 SIM = {"fixed_ms": 1, "per_row_ms": 0.1, "per_prefill_token_ms": 0}
 SHIPPED = sorted((Path(__file__).parents[2] / "deploy" / "serve").glob("*.yaml"))
@@ -47,9 +49,44 @@ def test_merge_interval_refuses(value: object) -> None:
     ("values", "where", "what"),
     [
         ({}, "pools", "expected a value; got nothing"),
-        ({"pools": []}, "pools", "expected exactly one pool in this version; got 0"),
-        ({"pools": [POOL, POOL]}, "pools", "expected exactly one pool in this version; got 2"),
-        ({"pools": "p"}, "pools", "expected a list with one pool; got str"),
+        ({"pools": []}, "pools", "expected a list of pools, one at least; got none"),
+        ({"pools": "p"}, "pools", "expected a list of pools, one at least; got str"),
+        ({"pools": [POOL, POOL]}, "(top level)", "expected a name for each; got 'p' twice"),
+        ({"pools": [POOL | {"share": 0.5}]}, "(top level)", "a first pool without one"),
+        (
+            {"pools": [POOL, POOL | {"name": "q", "share": 0.6}, POOL | {"name": "r", "share": 0.4}]},
+            "(top level)",
+            "expected shares of 'some/model' below 1",
+        ),
+        (
+            {"pools": [POOL, POOL | {"name": "q", "slo": SLO, "cost": COST}]},
+            "(top level)",
+            "expected one `slo` for all pools of 'some/model'",
+        ),
+        ({"pools": [POOL | {"slo": SLO}]}, "pools[0]", "expected the `cost` of a step"),
+        ({"pools": [POOL | {"max_replicas": 2}]}, "pools[0]", "expected an `slo` to scale by"),
+        (
+            {"pools": [POOL | {"slo": SLO, "cost": COST, "replicas": 3, "max_replicas": 2}]},
+            "pools[0]",
+            "expected 3 or more; got 2",
+        ),
+        ({"pools": [POOL | {"advisory": True}]}, "pools[0]", "expected `max_replicas` beside it"),
+        (
+            {"pools": [POOL | {"accelerator": "4090"}]},
+            "pools[0].accelerator",
+            "expected one of H200, RTX4090",
+        ),
+        ({"pools": [POOL | {"accelerator": "H200"}]}, "pools[0]", "gpus_per_replica: expected 1"),
+        (
+            {"pools": [POOL | {"gpus_per_replica": 1, "engine_args": {"tensor_parallel_size": 2}}]},
+            "pools[0]",
+            "gpus_per_replica: expected 2",
+        ),
+        (
+            {"pools": [POOL | {"cpus_per_replica": 1.5}]},
+            "pools[0].cpus_per_replica",
+            "a whole number, or less",
+        ),
         ({"pools": [POOL], "prot": 1}, "prot", "expected one of host, port, metrics_port"),
         ({"pools": [POOL], "port": 0}, "port", "greater than or equal to 1; got 0"),
         ({"pools": [POOL], "port": "8000"}, "port", "valid integer; got '8000'"),

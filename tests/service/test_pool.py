@@ -1,100 +1,247 @@
-"""The pool over replicas that a fault has hit: what is asked again, where, and what the client gets."""
+"""Router and pools over replicas that are played: who is asked, in what order, and what the client gets."""
 
-from collections.abc import AsyncGenerator, Callable
+import asyncio
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ray.exceptions import RayActorError
 
-from service.api import pool as pools
-from service.api.pool import Pool
-from service.engine.protocol import Answer, Call, Message
-from service.errors import engine_dead
-from service.pools import PoolConfig
+from service.api import router as routers
+from service.api.pool import Pool, UnansweredError
+from service.api.router import Router, Wanted
+from service.engine.protocol import Answer, Call, EngineLoad, Message, Report, Usage
+from service.errors import engine_dead, pool_full
+from service.pools import PoolConfig, Slo, StepCost
+from service.routing.cost import StepModel
+from service.routing.policy import PackSpill
 
-CONFIG = PoolConfig(name="test", model="m", replicas=2, max_concurrent_requests=2)
-SERVED = [None, Answer(200, "{}")]
+SERVED = [None, Answer(200, "{}"), Usage(3, 5)]
 DEAD = [Answer.of(engine_dead())]
+FULL = [Answer.of(pool_full(2))]
+MODEL = StepModel(10.0, 0.1, 0.0, 0.01)
 
 
-class Replies:
-    """What a replica says to one request."""
+class Played(Pool):
+    """A pool whose replicas are played: `play` says what one answers, and is told what was asked."""
 
-    def __init__(self, messages: list[Message | None]) -> None:
-        self._messages = iter(messages)
+    def __init__(self, config: PoolConfig, play: Callable[[str, Call], Any], replicas: int = 2) -> None:
+        super().__init__(config, None, "ingress")  # type: ignore[arg-type]
+        self.asked: list[str] = []
+        self._play = play
+        self.report(*((f"{config.name}{index}", True, 0) for index in range(replicas)))
 
-    def __aiter__(self) -> "Replies":
-        return self
+    def report(self, *replicas: tuple[str, bool, int]) -> None:
+        """Name, whether it lives, and the requests that it holds."""
+        load = EngineLoad(0, 0.0, MODEL)
+        reports = [
+            Report(name, order, alive, rows, load) for order, (name, alive, rows) in enumerate(replicas)
+        ]
+        self._take_over(reports, 0.0)
 
-    async def __anext__(self) -> Message | None:
-        for message in self._messages:
-            return message
-        raise StopAsyncIteration
-
-    def cancel(self) -> None:
-        pass
-
-
-class Handle:
-    """Serve's handle of a deployment; each request is given to the replica that `pick` says."""
-
-    def __init__(self, pick: Callable[[int], list[Message | None]]) -> None:
-        self.asked = 0
-        self._pick = pick
-        self.answer = self
-
-    def options(self, **_: Any) -> "Handle":
-        return self
-
-    def remote(self, call: Call) -> Replies:
-        self.asked += 1
-        return Replies(self._pick(self.asked))
+    async def ask(self, call: Call) -> Any:
+        assert call.replica is not None
+        self.asked.append(call.replica)
+        for message in self._play(call.replica, call):
+            if isinstance(message, BaseException):
+                raise message
+            if isinstance(message, asyncio.Event):
+                await message.wait()
+            else:
+                yield message
 
 
-async def answer_of(
-    monkeypatch: pytest.MonkeyPatch, handle: Handle, live: int = 1
-) -> tuple[Answer, dict[str, Any]]:
-    monkeypatch.setattr(pools, "FULL_PERIOD_S", 0.001)
-    pool, record = Pool(CONFIG, handle), {}  # type: ignore[arg-type, var-annotated]
-    pool._live = live
-    messages: AsyncGenerator[Message, None] = pool.answer(Call("completion", {}, "id"), record)
-    (answer,) = [message async for message in messages]
-    assert isinstance(answer, Answer)
-    return answer, record
+def config(name: str = "a", **settings: Any) -> PoolConfig:
+    return PoolConfig(**{"name": name, "model": "m", "replicas": 2, "max_concurrent_requests": 2} | settings)
 
 
-@pytest.mark.asyncio
-async def test_a_replica_whose_engine_is_dead_is_asked_until_another_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It answers at once, so that Serve picks it again and again while its process is there."""
-    handle = Handle(lambda asked: DEAD if asked < 10 else SERVED)
-    answer, record = await answer_of(monkeypatch, handle)
-    assert (answer.status, handle.asked) == (200, 10)
-    assert record["outcome"] == "ok"
+def router(*pools: Pool, queued: int = 0) -> Router:
+    return Router(list(pools), PackSpill(), queued)
+
+
+async def answer(router: Router, wanted: Wanted | None = None) -> tuple[Answer, dict[str, Any]]:
+    record: dict[str, Any] = {}
+    messages: list[Message] = [
+        message
+        async for message in router.answer(Call("completion", {}, "id"), wanted or Wanted(10, 5), record)
+    ]
+    assert isinstance(messages[0], Answer)
+    return messages[0], record
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routers, "FULL_PERIOD_S", 0.001)
 
 
 @pytest.mark.asyncio
-async def test_a_request_that_is_lost_after_it_was_taken_is_tried_once_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    answer, record = await answer_of(
-        monkeypatch, Handle(lambda asked: [None, *DEAD] if asked == 1 else SERVED)
-    )
-    assert answer.status == 200
+async def test_a_replica_whose_engine_is_dead_is_passed_over_until_it_reports_again() -> None:
+    pool = Played(config(), lambda replica, _: DEAD if replica == "a0" else SERVED)
+    for _ in range(3):
+        reply, record = await answer(router(pool))
+        assert (reply.status, record["outcome"]) == (200, "ok")
+    assert pool.asked == ["a0", "a1", "a1", "a1"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("how", ["dead", "lost"])
+async def test_a_request_that_is_lost_after_it_was_taken_is_tried_once_more(how: str) -> None:
+    lost = [None, *DEAD] if how == "dead" else [None, RayActorError()]
+    pool = Played(config(), lambda replica, _: lost if replica == "a0" else SERVED)
+    reply, record = await answer(router(pool))
+    assert (reply.status, pool.asked) == (200, ["a0", "a1"])
     assert record["tried_again"]
-    handle = Handle(lambda asked: [None, *DEAD])
-    answer, record = await answer_of(monkeypatch, handle)
-    assert (answer.status, answer.code, handle.asked) == (503, "engine_dead", 2)
+    pool = Played(config(replicas=3), lambda *_: lost, replicas=3)
+    reply, record = await answer(router(pool))
+    assert (reply.status, pool.asked) == (503, ["a0", "a1"])
+    assert reply.code in ("engine_dead", "replica_lost")
     assert record["outcome"] == "error"
 
 
 @pytest.mark.asyncio
-async def test_dead_engines_alone_are_not_asked_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    handle = Handle(lambda asked: DEAD)
-    pool_ready = [True, False]
-    monkeypatch.setattr(
-        Pool, "ready", property(lambda self: pool_ready.pop(0) if len(pool_ready) > 1 else False)
-    )
-    answer, record = await answer_of(monkeypatch, handle)
-    assert (answer.status, answer.code) == (503, "not_ready")
+async def test_a_frozen_replica_is_passed_over() -> None:
+    pool = Played(config(), lambda replica, _: [UnansweredError()] if replica == "a0" else SERVED)
+    reply, record = await answer(router(pool))
+    assert (reply.status, record["tried_again"], pool.asked) == (200, True, ["a0", "a1"])
+
+
+@pytest.mark.asyncio
+async def test_dead_engines_alone_are_not_asked_for_long() -> None:
+    pool = Played(config(), lambda *_: DEAD)
+    reply, record = await answer(router(pool))
+    assert (reply.status, reply.code, pool.asked) == (503, "not_ready", ["a0", "a1"])
     assert record["outcome"] == "rejected"
+
+
+@pytest.mark.asyncio
+async def test_what_others_have_filled_spills_to_the_next_pool_and_says_so() -> None:
+    first = Played(config("a"), lambda *_: FULL)
+    second = Played(config("b"), lambda *_: SERVED)
+    reply, record = await answer(router(first, second))
+    assert reply.status == 200
+    assert (record["pool"], record["replica"], record["spilled"]) == ("b", "b0", True)
+    assert first.asked == ["a0", "a1"], "each was asked once, and is full until it reports"
+    assert "a0: no row free; a1: no row free" in record["route"]
+
+
+@pytest.mark.asyncio
+async def test_own_dispatches_correct_a_report() -> None:
+    """Requests that are on their way when a report comes are not in it."""
+    gate = asyncio.Event()
+    pool = Played(config(), lambda *_: [None, gate, *SERVED[1:]])
+    one = router(pool)
+    asked = [asyncio.create_task(answer(one)) for _ in range(4)]
+    await asyncio.sleep(0.01)
+    assert Counter(pool.asked) == {"a0": 2, "a1": 2}
+    pool.report(("a0", True, 0), ("a1", True, 0))
+    assert [view.rows for view in pool.views.values()] == [2, 2]
+    reply, record = await answer(one)
+    assert (reply.status, record["outcome"]) == (429, "rejected")
+    gate.set()
+    assert [reply.status for reply, _ in await asyncio.gather(*asked)] == [200] * 4
+    assert [view.rows for view in pool.views.values()] == [0, 0]
+
+
+@pytest.mark.asyncio
+async def test_who_waits_goes_by_priority_then_by_arrival() -> None:
+    gates = {number: asyncio.Event() for number in range(4)}
+    order: list[str] = []
+    numbers = iter(range(4))
+
+    def play(_: str, call: Call) -> list[Any]:
+        order.append(call.request_id)
+        return [None, gates[next(numbers)], *SERVED[1:]]
+
+    pool = Played(config(replicas=1, max_concurrent_requests=1), play, replicas=1)
+    one = router(pool, queued=3)
+
+    async def ask(name: str, priority: int) -> int:
+        messages = one.answer(Call("completion", {}, name), Wanted(10, 5, priority), {})
+        (reply, *_) = [message async for message in messages]
+        assert isinstance(reply, Answer)
+        return reply.status
+
+    asked = []
+    for name, priority in [("runs", 0), ("low", 5), ("first", 1), ("second", 1)]:
+        asked.append(asyncio.create_task(ask(name, priority)))
+        await asyncio.sleep(0.001)
+    assert await ask("too many", 0) == 429
+    for gate in gates.values():
+        gate.set()
+        await asyncio.sleep(0.01)
+    assert await asyncio.gather(*asked) == [200] * 4
+    assert order == ["runs", "first", "second", "low"]
+
+
+@pytest.mark.asyncio
+async def test_who_leaves_the_queue_lets_the_next_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routers, "ACCEPT_TIMEOUT_S", 0.05)
+    gate = asyncio.Event()
+    pool = Played(
+        config(replicas=1, max_concurrent_requests=1), lambda *_: [None, gate, *SERVED[1:]], replicas=1
+    )
+    one = router(pool, queued=2)
+    runs = asyncio.create_task(answer(one))
+    await asyncio.sleep(0.001)
+    leaves = asyncio.create_task(answer(one))
+    await asyncio.sleep(0.001)
+    late = asyncio.create_task(answer(one))
+    await asyncio.sleep(0.001)
+    leaves.cancel()
+    reply, record = await late
+    assert (reply.status, record["outcome"]) == (429, "rejected")
+    assert int(reply.retry_after_s or 0) >= 1
+    gate.set()
+    assert (await runs)[0].status == 200
+    assert not one._queue
+    assert one._held == 0
+    assert (await answer(one))[0].status == 200
+
+
+@pytest.mark.asyncio
+async def test_requests_wait_where_the_slo_leaves_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a margin of 0.9, two rows take 10.2 ms of 11.4; three would still, a fourth 10.4 > 10.3."""
+    slo = Slo(tpot_ms=11.45, ttft_ms=60.0)
+    cost = StepCost(fixed_ms=10, row_ms=0.1, state_ms=0, prefill_token_ms=0.01)
+    gate = asyncio.Event()
+    pool = Played(
+        config(slo=slo, cost=cost, replicas=1, max_concurrent_requests=8),
+        lambda *_: [None, gate, *SERVED[1:]],
+        replicas=1,
+    )
+    one = router(pool)
+    asked = [asyncio.create_task(answer(one)) for _ in range(4)]
+    replies = [reply.status for reply, _ in await asyncio.gather(*asked[3:])]
+    assert replies == [429]
+    gate.set()
+    assert [reply.status for reply, _ in await asyncio.gather(*asked[:3])] == [200] * 3
+
+
+@pytest.mark.asyncio
+async def test_a_share_is_kept_and_spills_like_the_rest() -> None:
+    first = Played(config("a"), lambda *_: SERVED)
+    second = Played(config("b", share=0.25), lambda *_: SERVED)
+    one = router(first, second)
+    pools = Counter([(await answer(one))[1]["pool"] for _ in range(200)])
+    assert pools == {"a": 150, "b": 50}
+    second.report(("b0", False, 0))
+    pools = Counter([(await answer(one))[1]["pool"] for _ in range(40)])
+    assert pools == {"a": 40}
+
+
+@pytest.mark.asyncio
+async def test_without_reports_serve_picks(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Played(config(), lambda *_: SERVED)
+    monkeypatch.setattr(Pool, "stale", property(lambda _: True))
+    asked = []
+
+    async def ask(call: Call) -> Any:
+        asked.append(call.replica)
+        for message in SERVED:
+            yield message
+
+    monkeypatch.setattr(pool, "ask", ask)
+    reply, record = await answer(router(pool))
+    assert (reply.status, asked) == (200, [None])
+    assert "no view" in record["route"]
