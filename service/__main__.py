@@ -1,5 +1,6 @@
-"""Command line of the service: `python -m service serve|demo|validate|key|simulate`."""
+"""Command line of the service: `python -m service serve|demo|validate|schema|key|simulate`."""
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ import typer
 from rich.console import Console
 
 from service import shield
-from service.config import ConfigError, load_config, parse, read_yaml
+from service.config import ConfigError, ServiceConfig, load_config, parse, read_yaml
 from service.keys import new_key, yaml_entry
 from service.launch import LaunchError, check_engines, check_files, serve_until_signalled
 
@@ -63,6 +64,12 @@ def validate(config: ConfigPath) -> None:
         check_files(checked)
         check_engines(checked, thoroughly=True)
         console.print(f"{config} is valid.")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of a configuration, for editors that check YAML by one."""
+    print(json.dumps(ServiceConfig.model_json_schema(), indent=2))
 
 
 @app.command()

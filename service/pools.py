@@ -247,6 +247,11 @@ class PoolConfig(Settings):
         )
 
     @property
+    def caches_prefixes(self) -> bool:
+        """Whether its engines keep what they computed of a prompt; vLLM does by itself."""
+        return self.sim is None and bool(self.engine_args.get("enable_prefix_caching", True))
+
+    @property
     def placement(self) -> dict[str, str]:
         """Labels of a node that may run a replica."""
         label = {ACCELERATOR_LABEL: ACCELERATORS[self.accelerator].label} if self.accelerator else {}

@@ -15,6 +15,7 @@ from service.api.router import Wanted
 from service.engine.protocol import GRAMMARS, Answer, Message, Usage
 from service.errors import ApiError
 from service.keys import Lease
+from service.routing.prefixes import blocks_of
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 BODY_TIMEOUT_S = 30.0
@@ -101,6 +102,7 @@ def wanted(body: dict[str, Any], guess: int, headers: Mapping[str, str]) -> Want
         len(prompt) if prompt and listed else max(1, guess),
         asked if isinstance(asked, int) and 0 < asked < 10**7 else None,
         int(priority),
+        blocks_of(prompt if isinstance(prompt, str) else json.dumps(prompt or body.get("messages"))),
     )
 
 

@@ -17,23 +17,27 @@ from service.api.pool import PROBE_PERIOD_S, Pool, UnansweredError
 from service.engine.protocol import Answer, Call, Message, Usage
 from service.errors import ENGINE_DEAD, POOL_FULL, ApiError, engine_dead, not_ready, pool_full, to_api_error
 from service.routing.policy import Ask, Decision, Policy, Reason
+from service.routing.prefixes import Prefixes
 
 ACCEPT_TIMEOUT_S = 10.0
 """How long a request looks for room, where no SLO says it."""
 FULL_PERIOD_S = 0.1
 LONGEST_RETRY_AFTER_S = 60
+CHARACTERS_A_TOKEN = 4
+"""Of a prompt, roughly."""
 
 logger = logging.getLogger("ray.serve")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a router goes by: an estimate of the prompt's tokens, the tokens asked for, and who waits first
-    (lower numbers do)."""
+    """What a router goes by: an estimate of the prompt's tokens, the tokens asked for, who waits first (lower
+    numbers do), and the blocks of the prompt's beginning."""
 
     prompt_tokens: int
     output_tokens: int | None = None
     priority: int = 0
+    prefix: tuple[int, ...] = ()
 
 
 @dataclass(order=True, slots=True)
@@ -44,6 +48,7 @@ class _Trip:
     number: int
     call: Call = field(compare=False)
     ask: Ask = field(compare=False)
+    prefix: tuple[int, ...] = field(compare=False)
     pools: list[Pool] = field(compare=False)
     arrived_at_s: float = field(compare=False)
     turn: asyncio.Event = field(compare=False, default_factory=asyncio.Event)
@@ -59,6 +64,7 @@ class Router:
         self.model = pools[0].config.model_id
         self._policy = policy
         self._max_queued = max_queued
+        self._prefixes = Prefixes()
         self._numbers = count()
         self._queue: list[_Trip] = []
         self._held = 0
@@ -210,11 +216,26 @@ class Router:
         stale = [pool for pool in trip.pools if pool.ready and pool.stale]
         if len(stale) == sum(pool.ready for pool in trip.pools):
             return stale[0], Decision(None, Reason.NO_VIEW)
-        ask = replace(trip.ask, waited_ms=1000 * (time.monotonic() - trip.arrived_at_s))
+        waited_ms = 1000 * (time.monotonic() - trip.arrived_at_s)
+        ask = replace(trip.ask, waited_ms=waited_ms, saved_ms=self._saved_ms(trip))
         decision = self._policy.choose([list(pool.views.values()) for pool in trip.pools], ask)
         if decision.replica is None:
             return None
-        return next(pool for pool in trip.pools if decision.replica in pool.views), decision
+        pool = next(pool for pool in trip.pools if decision.replica in pool.views)
+        if pool.config.caches_prefixes:
+            self._prefixes.sent(trip.prefix, decision.replica)
+        return pool, decision
+
+    def _saved_ms(self, trip: _Trip) -> dict[str, float]:
+        """Prefill that each replica's prefix cache would save, by the prompt's beginning."""
+        views = {name: view for pool in trip.pools for name, view in pool.views.items()}
+        had = self._prefixes.characters(trip.prefix)
+        return {
+            name: min(characters / CHARACTERS_A_TOKEN, trip.ask.prompt_tokens)
+            * views[name].model.prefill_token_ms
+            for name, characters in had.items()
+            if name in views
+        }
 
     def _record(self, pool: Pool, decision: Decision, record: dict[str, Any]) -> None:
         record |= {"pool": pool.config.name, "replica": decision.replica, "route": str(decision)}
@@ -234,7 +255,7 @@ class Router:
         )
         pools = self._in_order()
         pools[0].offered.note(ask.prompt_tokens, ask.output_tokens)
-        return _Trip(wanted.priority, next(self._numbers), call, ask, pools, time.monotonic())
+        return _Trip(wanted.priority, next(self._numbers), call, ask, wanted.prefix, pools, time.monotonic())
 
     def _in_order(self) -> list[Pool]:
         """The pools in spill order, first the one with a share that is owed a request."""

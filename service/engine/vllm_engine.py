@@ -30,6 +30,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from service.config import ConfigError
+from service.engine.memory import check_memory
 from service.engine.outbox import Outbox
 from service.engine.protocol import GRAMMARS, Answer, Call, EngineLoad, EngineStartError, Message, Usage
 from service.errors import ApiError, engine_dead, internal, invalid_request
@@ -81,14 +82,16 @@ def engine_args(pool: PoolConfig) -> AsyncEngineArgs:
 
 
 def engine_config(pool: PoolConfig) -> None:
-    """Let vLLM make its whole configuration for `pool`, model included. Raises ConfigError."""
+    """Let vLLM make its whole configuration for `pool`, model included, and see whether it fits. Raises
+    ConfigError."""
     try:
-        engine_args(pool).create_engine_config()
+        made = engine_args(pool).create_engine_config()
     except (TypeError, ValueError, OSError) as error:
         raise ConfigError(
             f"pool {pool.name!r}: engine_args: expected what vLLM takes for this model; got: "
             f"{_start_failure(error)}; correct it"
         ) from error
+    check_memory(pool, made)
 
 
 class VllmEngine:

@@ -1,4 +1,4 @@
-"""Simulated engines on real Ray Serve over minutes: replicas follow the load, and the simulator tells the truth."""
+"""Simulated engines on real Ray Serve, over minutes: replicas follow the load, the simulator is right."""
 
 import asyncio
 import time
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.long
 
 
 def test_replicas_follow_the_load(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    """At the SLO's margin a replica holds eight rows: six streams want one replica, 18 want three. No stream is
-    cut when the load comes or when it goes."""
+    """At the SLO's margin a replica holds eight rows: six streams want one replica, 18 three. No stream is cut
+    when the load comes or when it goes."""
     pool = {
         "name": "scaled",
         "model": "simulated",

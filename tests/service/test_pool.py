@@ -1,6 +1,7 @@
 """Router and pools over replicas that are played: who is asked, in what order, and what the client gets."""
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from service.errors import engine_dead, pool_full
 from service.pools import PoolConfig, Slo, StepCost
 from service.routing.cost import StepModel
 from service.routing.policy import PackSpill
+from service.routing.prefixes import blocks_of
 
 SERVED = [None, Answer(200, "{}"), Usage(3, 5)]
 DEAD = [Answer.of(engine_dead())]
@@ -245,3 +247,26 @@ async def test_without_reports_serve_picks(monkeypatch: pytest.MonkeyPatch) -> N
     reply, record = await answer(router(pool))
     assert (reply.status, asked) == (200, [None])
     assert "no view" in record["route"]
+
+
+@pytest.mark.asyncio
+async def test_a_prompt_goes_where_its_beginning_is() -> None:
+    """As long as that saves more than balance costs, and the replica has room."""
+    start = "".join(random.choice("abc ") for _ in range(9000))
+    one = router(pool := Played(config(max_concurrent_requests=8), lambda *_: SERVED))
+
+    async def to(text: str) -> str:
+        await answer(one, Wanted(2500, 5, prefix=blocks_of(text)))
+        return pool.asked[-1]
+
+    assert await to(start) == "a0"
+    pool.report(("a0", True, 5), ("a1", True, 0))
+    assert await to("x" + start[1:]) == "a1", "another beginning goes to the emptier one"
+    assert await to(start + " And now something else.") == "a0"
+    pool.report(("a0", True, 8), ("a1", True, 0))
+    assert await to(start) == "a1"
+    uncached = config(engine_args={"enable_prefix_caching": False})
+    one = router(pool := Played(uncached, lambda *_: SERVED))
+    await to(start)
+    pool.report(("a0", True, 1), ("a1", True, 0))
+    assert await to(start) == "a1"

@@ -1,0 +1,42 @@
+"""Which replicas have computed the beginning of a prompt, as far as one router has sent it there."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+BLOCK_CHARACTERS = 2048
+MOST_BLOCKS = 32
+"""Of one prompt: what is longer is told apart by its beginning alone."""
+MOST_KNOWN = 20_000
+
+
+def blocks_of(text: str) -> tuple[int, ...]:
+    """A hash for each whole block of a prompt's text, each with all before it."""
+    hashes: list[int] = []
+    for start in range(
+        0, min(len(text), BLOCK_CHARACTERS * MOST_BLOCKS) - BLOCK_CHARACTERS + 1, BLOCK_CHARACTERS
+    ):
+        block = text[start : start + BLOCK_CHARACTERS]
+        hashes.append(hash((hashes[-1] if hashes else 0, block)))
+    return tuple(hashes)
+
+
+class Prefixes:
+    """The most recent blocks and who got them. What a replica has dropped from its cache is not known here."""
+
+    def __init__(self) -> None:
+        self._replicas: OrderedDict[int, set[str]] = OrderedDict()
+
+    def sent(self, blocks: Sequence[int], replica: str) -> None:
+        for block in blocks:
+            self._replicas.setdefault(block, set()).add(replica)
+            self._replicas.move_to_end(block)
+        while len(self._replicas) > MOST_KNOWN:
+            self._replicas.popitem(last=False)
+
+    def characters(self, blocks: Sequence[int]) -> dict[str, int]:
+        """How much of the prompt each replica has had, where it has had any."""
+        had: dict[str, int] = {}
+        for number, block in enumerate(blocks, 1):
+            for replica in self._replicas.get(block, ()):
+                had[replica] = number * BLOCK_CHARACTERS
+        return had
