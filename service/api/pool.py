@@ -13,6 +13,8 @@ from service.engine.protocol import Call, Demand, Message, Report
 from service.metrics import PREDICTED_TPOT, REQUESTS, SPILLED
 from service.pools import PoolConfig
 from service.routing.autoscale import Offered
+from service.routing.calibrate import agreed
+from service.routing.cost import StepModel
 from service.routing.policy import Ask, ReplicaView
 
 PROBE_PERIOD_S = 0.5
@@ -91,7 +93,11 @@ class Pool:
         self._take_over(reports, asked_at_s)
 
     def _take_over(self, reports: list[Report], asked_at_s: float) -> None:
-        self.views = {report.replica: self._view(report, asked_at_s) for report in reports}
+        models = agreed([report.engine.model for report in reports], [report.rows for report in reports])
+        self.views = {
+            report.replica: self._view(report, model, asked_at_s)
+            for report, model in zip(reports, models, strict=True)
+        }
         for sent in self._in_flight:
             sent.view = self.views.get(sent.replica) if sent.replica else None
         self._reported_at_s = time.monotonic()
@@ -102,7 +108,7 @@ class Pool:
             )
         self._live = live
 
-    def _view(self, report: Report, asked_at_s: float) -> ReplicaView:
+    def _view(self, report: Report, model: StepModel, asked_at_s: float) -> ReplicaView:
         """A report, and what was sent since it was asked for."""
         mine = [sent for sent in self._in_flight if sent.replica == report.replica]
         since = [sent for sent in mine if sent.at_s > asked_at_s]
@@ -110,7 +116,7 @@ class Pool:
         return ReplicaView(
             report.replica,
             report.order,
-            report.engine.model,
+            model,
             rows_limit=pool.max_concurrent_requests,
             chunk_tokens=pool.chunk_tokens,
             ready=report.alive,

@@ -45,8 +45,8 @@ def request_bytes(config: VllmConfig) -> int:
     state = 0
     if recurrent:
         kind, _ = ModelRegistry.resolve_model_cls(model.architectures, model_config=model)
-        shapes = kind.get_mamba_state_shape_from_config(config)  # type: ignore[attr-defined]
-        dtypes = kind.get_mamba_state_dtype_from_config(config)  # type: ignore[attr-defined]
+        shapes = kind.get_mamba_state_shape_from_config(config)
+        dtypes = kind.get_mamba_state_dtype_from_config(config)
         state = sum(prod(shape) * get_dtype_size(each) for shape, each in zip(shapes, dtypes, strict=True))
     return int(attention * per_token * model.max_model_len + recurrent * state)
 

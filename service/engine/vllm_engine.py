@@ -5,7 +5,6 @@ import dataclasses
 import json
 import logging
 import re
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from pathlib import Path
@@ -27,17 +26,15 @@ from vllm.platforms import current_platform
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.tool_parsers import ToolParserManager
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.metrics.loggers import StatLoggerBase
 
 from service.config import ConfigError
+from service.engine.logger import EngineLogger
 from service.engine.memory import check_memory
 from service.engine.outbox import Outbox
 from service.engine.protocol import GRAMMARS, Answer, Call, EngineLoad, EngineStartError, Message, Usage
 from service.errors import ApiError, engine_dead, internal, invalid_request
 from service.metrics import DeltaLogMetrics, LatencyMetrics
 from service.pools import PoolConfig
-from service.routing.calibrate import Calibration
-from service.routing.policy import PREFILL_WINDOW
 
 logger = logging.getLogger("ray.serve")
 
@@ -99,7 +96,7 @@ class VllmEngine:
 
     def __init__(self, pool: PoolConfig) -> None:
         self._pool = pool
-        self._logger = _LatencyLogger(pool)
+        self._logger = EngineLogger(pool)
         try:
             self._llm = AsyncLLM.from_engine_args(engine_args(pool), stat_loggers=[lambda *_: self._logger])
         except Exception as error:
@@ -264,45 +261,6 @@ class VllmEngine:
         if error["code"] >= 500:
             return internal()
         return ApiError(error["code"], error["message"], param=error["param"])
-
-
-class _LatencyLogger(StatLoggerBase):
-    """Feeds the engine's own timings to the metrics, for streamed and plain requests alike."""
-
-    def __init__(self, pool: PoolConfig) -> None:
-        self.metrics: LatencyMetrics | None = None
-        self.prefill_per_step = 0.0
-        self.calibration = Calibration(pool.step_model)
-        self._stepped_at_s: float | None = None
-
-    def log_engine_initialized(self) -> None:
-        pass
-
-    def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-        if self.metrics is None or iteration_stats is None:
-            return
-        self._calibrate(scheduler_stats, iteration_stats)
-        for seconds in iteration_stats.time_to_first_tokens_iter:
-            self.metrics.ttft.observe(seconds)
-        for seconds in iteration_stats.inter_token_latencies_iter:
-            self.metrics.itl.observe(seconds)
-        for request in iteration_stats.finished_requests:
-            if request.num_generation_tokens > 1:
-                self.metrics.tpot.observe(request.mean_time_per_output_token)
-        if iteration_stats.num_generation_tokens:
-            self.metrics.generated_tokens.inc(iteration_stats.num_generation_tokens)
-
-    def _calibrate(self, scheduler_stats: Any, iteration_stats: Any) -> None:
-        """The time since the step before, where the engine had work all along."""
-        now_s, last_s = time.monotonic(), self._stepped_at_s
-        busy = (
-            scheduler_stats is None or scheduler_stats.num_running_reqs + scheduler_stats.num_waiting_reqs > 0
-        )
-        self._stepped_at_s = now_s if busy else None
-        prefill = iteration_stats.num_prompt_tokens
-        self.prefill_per_step += (prefill - self.prefill_per_step) / PREFILL_WINDOW
-        if last_s is not None:
-            self.calibration.step(iteration_stats.num_generation_tokens, prefill, 1000 * (now_s - last_s))
 
 
 def _usage(http: Request) -> Usage:

@@ -1,6 +1,8 @@
 """What steps cost, learned from the steps that a replica takes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import numpy as np
 
@@ -13,6 +15,26 @@ FORGET = 0.98
 ENOUGH_WINDOWS = 8
 FIT = 0.8
 """Share of the variance (R squared) that a learned model must explain."""
+SLOW = 1.2
+"""A replica whose steps take this much longer than its pool's is taken for a slow one."""
+
+
+def agreed(models: Sequence[StepModel], rows: Sequence[int]) -> list[StepModel]:
+    """What to go by for replicas of one pool, which hold `rows`: the mean of what they learned, because by
+    small differences between equals all requests would go to one of them; its own for one that is SLOW."""
+    if not models:
+        return []
+    mean = StepModel(
+        *(fmean(getattr(model, name) for model in models) for name in _PARTS),
+        models[0].write_through_state_ms,
+    )
+    return [
+        model if model.step_ms(held) > SLOW * mean.step_ms(held) else mean
+        for model, held in zip(models, rows, strict=True)
+    ]
+
+
+_PARTS = ("fixed_ms", "row_ms", "state_ms", "prefill_token_ms")
 
 
 @dataclass

@@ -12,16 +12,14 @@ MOST_KNOWN = 20_000
 def blocks_of(text: str) -> tuple[int, ...]:
     """A hash for each whole block of a prompt's text, each with all before it."""
     hashes: list[int] = []
-    for start in range(
-        0, min(len(text), BLOCK_CHARACTERS * MOST_BLOCKS) - BLOCK_CHARACTERS + 1, BLOCK_CHARACTERS
-    ):
-        block = text[start : start + BLOCK_CHARACTERS]
+    for number in range(min(len(text) // BLOCK_CHARACTERS, MOST_BLOCKS)):
+        block = text[number * BLOCK_CHARACTERS : (number + 1) * BLOCK_CHARACTERS]
         hashes.append(hash((hashes[-1] if hashes else 0, block)))
     return tuple(hashes)
 
 
 class Prefixes:
-    """The most recent blocks and who got them. What a replica has dropped from its cache is not known here."""
+    """The most recent blocks and who got them. What a replica has dropped from its cache is not known."""
 
     def __init__(self) -> None:
         self._replicas: OrderedDict[int, set[str]] = OrderedDict()

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -270,8 +271,8 @@ def test_a_replica_that_stands_still_for_5_seconds(faulty: RunningService, accou
 
     def stall(streams: list[Stream]) -> None:
         os.kill(victim, signal.SIGSTOP)
-        loop = asyncio.get_running_loop()
-        loop.call_later(5, os.kill, victim, signal.SIGCONT)
+        # Whatever becomes of the streams.
+        threading.Timer(5, os.kill, (victim, signal.SIGCONT)).start()
 
     streams = with_streams(faulty, 32, 100, stall)
     assert all(stream.done and stream.events == 100 for stream in streams), "late is not lost"

@@ -145,7 +145,7 @@ def test_a_priority_that_is_none(pooled: RunningService) -> None:
 
 
 def test_two_ingresses_do_not_overshoot(tmp_path: Path) -> None:
-    """Reports of half a second ago let both ingresses believe in the same room; a replica keeps its limit, and
+    """Reports of half a second ago let both ingresses believe in one room; a replica keeps its limit, and
     what it refuses is served where there is room, or later."""
     config = simulated(20, pools=[pool("only", replicas=2)], ingress_replicas=2, max_queued_requests=40)
     with running(config, tmp_path):

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 
 
 def test_replicas_follow_the_load(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    """At the SLO's margin a replica holds eight rows: six streams want one replica, 18 three. No stream is cut
+    """At the SLO's margin a replica holds eight rows: six streams want one, 18 three. No stream is cut
     when the load comes or when it goes."""
     pool = {
         "name": "scaled",

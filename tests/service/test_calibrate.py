@@ -1,10 +1,11 @@
 """What a replica learns of its steps."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from service.routing.calibrate import WINDOW_STEPS, Calibration
+from service.routing.calibrate import WINDOW_STEPS, Calibration, agreed
 from service.routing.cost import StepModel
 
 PRIOR = StepModel(5.0, 0.04, 0.02, 0.01, write_through_state_ms=0.05)
@@ -66,3 +67,13 @@ def test_a_machine_that_slows_down_is_noticed() -> None:
             for _ in range(WINDOW_STEPS):
                 calibration.step(rows, tokens, factor * TRUE.step_ms(rows, tokens))
     assert calibration.model.step_ms(100, 50) == pytest.approx(2 * TRUE.step_ms(100, 50), rel=0.05)
+
+
+def test_replicas_of_a_pool_agree_but_for_a_slow_one() -> None:
+    near = [replace(TRUE, fixed_ms=11.0 + draw) for draw in (-0.2, 0.0, 0.2)]
+    assert {model.fixed_ms for model in agreed(near, [5, 50, 500])} == {pytest.approx(11.0)}
+    slow = replace(TRUE, fixed_ms=22.0)
+    *others, last = agreed([*near, slow], [5, 5, 5, 5])
+    assert last is slow
+    assert len({id(model) for model in others}) == 1
+    assert agreed([], []) == []

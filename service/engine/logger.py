@@ -1,0 +1,50 @@
+"""What vLLM's engine says of each step, for the metrics and for the cost of a step."""
+
+import time
+from typing import Any
+
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from service.metrics import LatencyMetrics
+from service.pools import PoolConfig
+from service.routing.calibrate import Calibration
+from service.routing.policy import PREFILL_WINDOW
+
+
+class EngineLogger(StatLoggerBase):
+    """Feeds the engine's own timings to the metrics, for streamed and plain requests alike."""
+
+    def __init__(self, pool: PoolConfig) -> None:
+        self.metrics: LatencyMetrics | None = None
+        self.prefill_per_step = 0.0
+        self.calibration = Calibration(pool.step_model)
+        self._stepped_at_s: float | None = None
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+        if self.metrics is None or iteration_stats is None:
+            return
+        self._calibrate(scheduler_stats, iteration_stats)
+        for seconds in iteration_stats.time_to_first_tokens_iter:
+            self.metrics.ttft.observe(seconds)
+        for seconds in iteration_stats.inter_token_latencies_iter:
+            self.metrics.itl.observe(seconds)
+        for request in iteration_stats.finished_requests:
+            if request.num_generation_tokens > 1:
+                self.metrics.tpot.observe(request.mean_time_per_output_token)
+        if iteration_stats.num_generation_tokens:
+            self.metrics.generated_tokens.inc(iteration_stats.num_generation_tokens)
+
+    def _calibrate(self, scheduler_stats: Any, iteration_stats: Any) -> None:
+        """The time since the step before, where the engine had work all along."""
+        now_s, last_s = time.monotonic(), self._stepped_at_s
+        busy = (
+            scheduler_stats is None or scheduler_stats.num_running_reqs + scheduler_stats.num_waiting_reqs > 0
+        )
+        self._stepped_at_s = now_s if busy else None
+        prefill = iteration_stats.num_prompt_tokens
+        self.prefill_per_step += (prefill - self.prefill_per_step) / PREFILL_WINDOW
+        if last_s is not None:
+            self.calibration.step(iteration_stats.num_generation_tokens, prefill, 1000 * (now_s - last_s))
