@@ -25,16 +25,16 @@ def agreed(models: Sequence[StepModel], rows: Sequence[int]) -> list[StepModel]:
     if not models:
         return []
     mean = StepModel(
-        *(fmean(getattr(model, name) for model in models) for name in _PARTS),
+        fmean(model.fixed_ms for model in models),
+        fmean(model.row_ms for model in models),
+        fmean(model.state_ms for model in models),
+        fmean(model.prefill_token_ms for model in models),
         models[0].write_through_state_ms,
     )
     return [
         model if model.step_ms(held) > SLOW * mean.step_ms(held) else mean
         for model, held in zip(models, rows, strict=True)
     ]
-
-
-_PARTS = ("fixed_ms", "row_ms", "state_ms", "prefill_token_ms")
 
 
 @dataclass
