@@ -176,3 +176,12 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
     path.write_text("port: 8000\npools: []\nport: 8001\n")
     with pytest.raises(ConfigError, match=r"twice.yaml: .* got: the key 'port' a second time in line 3"):
         load_config(path)
+
+
+def test_the_schema_knows_the_keys() -> None:
+    """What an editor would check a file by; it says no to what we say no to."""
+    schema = ServiceConfig.model_json_schema()
+    assert schema["additionalProperties"] is False
+    assert schema["$defs"]["PoolConfig"]["required"] == ["name", "model"]
+    described = [each.get("description") for each in schema["$defs"]["PoolConfig"]["properties"].values()]
+    assert all(described)
