@@ -122,10 +122,13 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     assert "model: expected a directory" in said
 
 
-def test_more_cpus_than_there_are(demo_model: Path, tmp_path: Path) -> None:
-    said = refusal(run("serve", configuration(demo_model, cpus_per_replica=10_000), tmp_path))
-    assert "cpus_per_replica: expected to fit" in said
-    assert "got 10000; lower it" in said
+def test_pools_that_no_node_can_run(demo_model: Path, tmp_path: Path) -> None:
+    """Serve would wait for them without a word."""
+    config = configuration(demo_model, cpus_per_replica=10_000)
+    config["pools"].append({"name": "rack", "model": str(demo_model), "node_labels": {"rack": "7"}})
+    said = refusal(run("serve", config, tmp_path))
+    assert "pool 'test': expected a node with 10000 CPU for a replica" in said
+    assert "pool 'rack': expected a node with the labels rack=7" in said
 
 
 def test_the_demo_does_not_take_another_service_for_its_own(demo_model: Path, tmp_path: Path) -> None:
