@@ -37,6 +37,10 @@ class DemoError(LaunchError):
 def run_demo(path: Path, console: Console) -> None:
     """Serve the configuration at `path`, use it once, report and stop. Raises ConfigError and LaunchError."""
     config = load_config(path)
+    if len(config.pools) != 1:
+        raise DemoError(
+            f"{path}: pools: expected one, which the figures are of; got {len(config.pools)}; take one"
+        )
     (pool,) = config.pools
     if pool.merge_interval is None:
         raise DemoError(

@@ -46,10 +46,10 @@ def bearer(name: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    """Steps of 200 ms, so that 2,000 streams are no load by themselves."""
+    """Steps of 200 ms, of which five travel together, so that 2,000 streams are no load by themselves."""
     folder = tmp_path_factory.mktemp("keys")
     write_keys(folder / "keys.yaml", *LIMITS)
-    pool = {"max_concurrent_requests": STREAMS // 2}
+    pool = {"max_concurrent_requests": STREAMS // 2, "coalesce_ms": 1000}
     config = simulated(200, keys_file=str(folder / "keys.yaml"), pool=pool)
     with running(config, folder) as service:
         yield service
