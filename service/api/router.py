@@ -1,18 +1,17 @@
 """Where the requests for one model go: its pools, the policy that chooses, who waits, and how each ends."""
 
 import asyncio
-import heapq
 import logging
 import math
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
-from itertools import count
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ray.exceptions import RayActorError
 
+from service.api.line import Line
 from service.api.pool import PROBE_PERIOD_S, Pool, UnansweredError
 from service.engine.protocol import Answer, Call, Message, Usage
 from service.errors import ENGINE_DEAD, POOL_FULL, ApiError, engine_dead, not_ready, pool_full, to_api_error
@@ -40,19 +39,17 @@ class Wanted:
     prefix: tuple[int, ...] = ()
 
 
-@dataclass(order=True, slots=True)
+@dataclass(slots=True)
 class _Trip:
-    """A request that looks for a replica. Ordered as they wait."""
+    """A request that looks for a replica."""
 
     priority: int
-    number: int
-    call: Call = field(compare=False)
-    ask: Ask = field(compare=False)
-    prefix: tuple[int, ...] = field(compare=False)
-    pools: list[Pool] = field(compare=False)
-    arrived_at_s: float = field(compare=False)
-    turn: asyncio.Event = field(compare=False, default_factory=asyncio.Event)
-    lost: bool = field(compare=False, default=False)
+    call: Call
+    ask: Ask
+    prefix: tuple[int, ...]
+    pools: list[Pool]
+    arrived_at_s: float
+    lost: bool = False
     """A replica was lost between taking it and its first word."""
 
 
@@ -65,8 +62,7 @@ class Router:
         self._policy = policy
         self._max_queued = max_queued
         self._prefixes = Prefixes()
-        self._numbers = count()
-        self._queue: list[_Trip] = []
+        self._line = Line()
         self._held = 0
         self._refused = 0
         """Requests refused since one was accepted: they all will come back."""
@@ -84,8 +80,8 @@ class Router:
         """Keep knowing what the replicas of `pool` have before them, for ever."""
         while True:
             # Who waits, waits for the first pool; the others only get what spills.
-            await pool.probe(len(self._queue) if pool is self.pools[0] else 0)
-            self._wake()
+            await pool.probe(len(self._line) if pool is self.pools[0] else 0)
+            self._line.wake()
             await asyncio.sleep(PROBE_PERIOD_S)
 
     async def answer(
@@ -177,7 +173,7 @@ class Router:
                 trip.lost = record["tried_again"] = True
             finally:
                 pool.ended(sent)
-                self._wake()
+                self._line.wake()
             # Until the next report: full, or not to be asked.
             if sent.view is not None and refusal == POOL_FULL:
                 sent.view.rows = sent.view.rows_limit
@@ -189,25 +185,10 @@ class Router:
 
     async def _place(self, trip: _Trip) -> tuple[Pool, Decision]:
         """The replica for a request, when it is its turn. Raises ApiError when there is none in time."""
-        if not self._queue or trip < self._queue[0]:
-            placed = self._choose(trip)
-            if placed is not None:
-                return placed
-        heapq.heappush(self._queue, trip)
         try:
-            async with asyncio.timeout(max(0.0, self._deadline_s(trip) - time.monotonic())):
-                while True:
-                    await trip.turn.wait()
-                    trip.turn.clear()
-                    placed = self._choose(trip) if self._queue[0] is trip else None
-                    if placed is not None:
-                        return placed
+            return await self._line.wait(trip.priority, self._deadline_s(trip), lambda: self._choose(trip))
         except TimeoutError:
             raise self._full(trip) from None
-        finally:
-            self._queue.remove(trip)
-            heapq.heapify(self._queue)
-            self._wake()
 
     def _choose(self, trip: _Trip) -> tuple[Pool, Decision] | None:
         """What the policy says now; None: wait. Raises ApiError when no replica generates."""
@@ -255,7 +236,7 @@ class Router:
         )
         pools = self._in_order()
         pools[0].offered.note(ask.prompt_tokens, ask.output_tokens)
-        return _Trip(wanted.priority, next(self._numbers), call, ask, wanted.prefix, pools, time.monotonic())
+        return _Trip(wanted.priority, call, ask, wanted.prefix, pools, time.monotonic())
 
     def _in_order(self) -> list[Pool]:
         """The pools in spill order, first the one with a share that is owed a request."""
@@ -266,11 +247,6 @@ class Router:
             return self.pools
         self._owed[first.config.name] -= 1
         return [first, *(pool for pool in self.pools if pool is not first)]
-
-    def _wake(self) -> None:
-        """Something has changed for who waits first."""
-        if self._queue:
-            self._queue[0].turn.set()
 
     @property
     def _room(self) -> int:

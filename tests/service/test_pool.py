@@ -196,7 +196,7 @@ async def test_who_leaves_the_queue_lets_the_next_go(monkeypatch: pytest.MonkeyP
     assert int(reply.retry_after_s or 0) >= 1
     gate.set()
     assert (await runs)[0].status == 200
-    assert not one._queue
+    assert not one._line._entries
     assert one._held == 0
     assert (await answer(one))[0].status == 200
 
