@@ -10,7 +10,7 @@ from service.api.ingress import Ingress, api
 from service.config import ConfigError, ServiceConfig, parse_config
 from service.engine.replica import EngineReplica
 from service.pools import PoolConfig
-from service.scaling import PoolScaling
+from service.scaling import PERIOD_S, PoolScaling
 
 NO_BOUND = 1_000_000
 """Replicas and Pool refuse what they cannot take; Serve's own bounds must never queue it first."""
@@ -84,12 +84,13 @@ def _number(pool: PoolConfig) -> dict[str, Any]:
     policy = AutoscalingPolicy(
         policy_function=PoolScaling, policy_kwargs={"pool": pool.model_dump(mode="json")}
     )
-    # The policy has its own delays and looks at the last samples; Serve adds nothing to it.
+    # The policy has its own delays and looks at the last samples; Serve adds nothing to it. Without
+    # `initial_replicas` a changed configuration keeps as many as there are.
     return {
         "autoscaling_config": AutoscalingConfig(
             min_replicas=pool.replicas,
             max_replicas=pool.max_replicas,
-            initial_replicas=pool.replicas,
+            metrics_interval_s=PERIOD_S,
             upscale_delay_s=0,
             downscale_delay_s=0,
             policy=policy,

@@ -74,8 +74,9 @@ def serve_until_signalled(path: Path, console: Console) -> None:
                 try:
                     before, config = config, _redeploy(path, config)
                     step("Nothing has changed." if config == before else "The new configuration serves.")
-                except (ConfigError, LaunchError) as error:
-                    step(f"The service goes on as it was configured: {error}")
+                except Exception as error:
+                    told = isinstance(error, ConfigError | LaunchError)
+                    step(f"The service goes on as it was configured: {error if told else repr(error)}")
         except KeyboardInterrupt:
             pass
         finally:
@@ -219,7 +220,7 @@ def _redeploy(path: Path, running: ServiceConfig) -> ServiceConfig:
     check_engines(config)
     try:
         _deploy(config)
-    except LaunchError:
+    except Exception:
         # Serve has stopped replicas for one that does not start, and leaves it at that.
         _deploy(running)
         raise

@@ -18,6 +18,15 @@ RESERVED_ENGINE_ARGS = {
 """vLLM engine arguments that the pool sets itself, and the pool's own key for each."""
 
 
+RANKS = ("tensor_parallel_size", "pipeline_parallel_size")
+
+
+def _check_amount(value: float) -> None:
+    """Raises ValueError for what Ray does not take as an amount of a resource."""
+    if value < 0.001 or (value > 1 and value != int(value)):
+        raise ValueError(f"expected a whole number, or 0.001 to 1; got {value:g}; correct it")
+
+
 def _off_or_merge_interval(value: Any) -> Any:
     return value if value is None else check_merge_interval(value)
 
@@ -57,8 +66,12 @@ class StepCost(Settings):
 class Slo(Settings):
     """What requests for a model are promised."""
 
-    tpot_ms: Annotated[float, Field(gt=0)] = Field(description="Time per output token, milliseconds.")
-    ttft_ms: Annotated[float, Field(gt=0)] = Field(description="Time to first token, milliseconds.")
+    tpot_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        description="Time per output token, milliseconds."
+    )
+    ttft_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        description="Time to first token, milliseconds."
+    )
 
 
 class SimConfig(Settings):
@@ -109,7 +122,7 @@ class PoolConfig(Settings):
     node_labels: dict[str, str] = Field(
         default_factory=dict, description="Labels that a node must have to run a replica, as Ray writes them."
     )
-    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
+    resources: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
         default_factory=dict, description="Custom Ray resources that a replica takes."
     )
     share: Annotated[float, Field(gt=0, lt=1)] | None = Field(
@@ -175,8 +188,36 @@ class PoolConfig(Settings):
     @field_validator("cpus_per_replica")
     @classmethod
     def _whole(cls, value: float) -> float:
-        if value > 1 and value != int(value):
-            raise ValueError(f"expected a whole number, or less than 1; got {value}; round it")
+        _check_amount(value)
+        return value
+
+    @field_validator("resources")
+    @classmethod
+    def _custom(cls, value: dict[str, float]) -> dict[str, float]:
+        for name, amount in value.items():
+            if name in ("CPU", "GPU", "memory", "object_store_memory"):
+                raise ValueError(
+                    f"expected custom resources; got {name!r}; use cpus_per_replica or gpus_per_replica"
+                )
+            _check_amount(amount)
+        return value
+
+    @field_validator("node_labels")
+    @classmethod
+    def _plain(cls, value: dict[str, str]) -> dict[str, str]:
+        for text in (text for pair in value.items() for text in pair):
+            if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?", text):
+                raise ValueError(
+                    f"expected labels as nodes have them, without operators; got {text!r}; correct it"
+                )
+        return value
+
+    @field_validator("engine_args")
+    @classmethod
+    def _countable(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in RANKS:
+            if name in value and (type(value[name]) is not int or value[name] < 1):
+                raise ValueError(f"{name}: expected a number of ranks; got {value[name]!r}; correct it")
         return value
 
     @field_validator("accelerator")
@@ -190,7 +231,7 @@ class PoolConfig(Settings):
 
     @model_validator(mode="after")
     def _ranks_have_gpus(self) -> "PoolConfig":
-        ranks = math.prod(self.engine_args.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline"))
+        ranks = math.prod(self.engine_args.get(name, 1) for name in RANKS)
         wanted = self.gpus_per_replica or (1 if self.accelerator is None else 0)
         if not self.sim and ranks != wanted and (self.gpus_per_replica or self.accelerator):
             raise ValueError(

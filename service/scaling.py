@@ -10,6 +10,7 @@ from service.engine.protocol import Demand
 from service.metrics import DESIRED_REPLICAS
 from service.pools import PoolConfig
 from service.routing.autoscale import Autoscaler, Bounds, Load
+from service.routing.calibrate import agreed
 from service.routing.cost import StepModel
 from service.routing.policy import ReplicaView
 
@@ -35,20 +36,29 @@ def stats(order: int, rows: int, model: StepModel, demands: Iterable[Demand]) ->
     }
 
 
-def load_of(samples: dict[Any, dict[str, float]], target: int) -> Load:
-    """A pool's load, from the last sample of each replica that runs; `target`: replicas wanted as of now."""
-    views = []
-    for replica, sample in samples.items():
-        model = StepModel(sample["fixed_ms"], sample["slope_ms"], 0.0, sample["prefill_token_ms"])
-        view = ReplicaView(str(replica), int(sample["order"]), model, rows_limit=1, chunk_tokens=1)
-        view.rows = int(sample["rows"])
-        views.append(view)
+def load_of(samples: dict[Any, dict[str, float]], target: int, places: int) -> Load:
+    """A pool's load, from the last sample of each replica that runs; `target`: replicas wanted as of now,
+    each with `places`. Where fewer are wanted than run, what the newest hold counts as waiting."""
+    ordered = sorted(samples.items(), key=lambda each: each[1]["order"])
+    models = agreed(
+        [
+            StepModel(sample["fixed_ms"], sample["slope_ms"], 0.0, sample["prefill_token_ms"])
+            for _, sample in ordered
+        ],
+        [int(sample["rows"]) for _, sample in ordered],
+    )
+    views = [
+        ReplicaView(str(replica), int(sample["order"]), model, places, 1, rows=int(sample["rows"]))
+        for (replica, sample), model in zip(ordered, models, strict=True)
+    ]
+    beyond = sum(view.rows for view in views[target:])
+    views = views[:target]
 
     def most(name: str) -> float:
         return max((sample[name] for sample in samples.values()), default=0.0)
 
     rates = (most(name) for name in ("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s"))
-    return Load(views, max(0, target - len(views)), int(most("waiting")), *rates)
+    return Load(views, target - len(views), int(most("waiting")) + beyond, *rates)
 
 
 class PoolScaling:
@@ -72,16 +82,19 @@ class PoolScaling:
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """Serve asks ten times a second. Returns the replicas wanted, and no state for Serve to keep."""
-        target = context.target_num_replicas
+        # Nobody follows advice: it is then asked what comes after it.
+        target = self._desired if self._pool.advisory else context.target_num_replicas
         now_s = time.monotonic()
         if now_s - self._decided_at_s >= PERIOD_S:
             self._decided_at_s = now_s
-            desired = self._scaler.desired(now_s, load_of(_last_samples(context), target))
+            desired = self._scaler.desired(
+                now_s, load_of(_last_samples(context), target, self._pool.max_concurrent_requests)
+            )
             if desired != self._desired:
                 logger.warning("Pool %r: the load asks for %d replicas.", self._pool.name, desired)
             self._desired = desired
             self._gauge.set(desired)
-        return (target if self._pool.advisory else self._desired), {}
+        return (context.target_num_replicas if self._pool.advisory else self._desired), {}
 
 
 def _last_samples(context: Any) -> dict[Any, dict[str, float]]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from service.engine.protocol import Call
+from service.engine.protocol import Call, Probe
 from service.metrics import UNROUTED
 from service.pools import PoolConfig
 
@@ -28,8 +28,8 @@ class ChosenReplica(RequestRouter):
         context = pending_request.routing_context
         # Serve asks again when the replica has not answered; without this it would ask without a pause.
         asked_before, context.should_backoff = context.should_backoff, True
-        call = pending_request.args[0] if pending_request.args else None
-        wanted = call.replica if isinstance(call, Call) else None
+        asked = pending_request.args[0] if pending_request.args else None
+        wanted = asked.replica if isinstance(asked, Call | Probe) else None
         chosen = [each for each in candidate_replicas if each.replica_id.unique_id == wanted]
         if chosen:
             return [chosen]

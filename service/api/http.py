@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.router import Wanted
-from service.engine.protocol import GRAMMARS, Answer, Message, Usage
+from service.engine.protocol import GRAMMARS, Answer, Endpoint, Message, Usage
 from service.errors import ApiError
 from service.keys import Lease
 from service.routing.prefixes import blocks_of
@@ -86,7 +86,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def wanted(body: dict[str, Any], guess: int, headers: Mapping[str, str]) -> Wanted:
+def wanted(endpoint: Endpoint, body: dict[str, Any], guess: int, headers: Mapping[str, str]) -> Wanted:
     """What a router goes by. `guess`: tokens of a prompt that does not list them. Raises ApiError 400."""
     prompt, asked = body.get("prompt"), body.get("max_completion_tokens") or body.get("max_tokens")
     listed = isinstance(prompt, list) and all(isinstance(token, int) for token in prompt)
@@ -103,6 +103,7 @@ def wanted(body: dict[str, Any], guess: int, headers: Mapping[str, str]) -> Want
         asked if isinstance(asked, int) and 0 < asked < 10**7 else None,
         int(priority),
         blocks_of(prompt if isinstance(prompt, str) else json.dumps(prompt or body.get("messages"))),
+        endpoint in ("chat", "completion"),
     )
 
 

@@ -111,7 +111,7 @@ class Ingress:
         router, record = self._router(body["model"]), request.state.record
         lease.tokens = len(raw) // BYTES_A_TOKEN
         call = Call(endpoint, body, request.headers["x-request-id"])
-        messages = router.answer(call, wanted(body, lease.tokens, request.headers), record)
+        messages = router.answer(call, wanted(endpoint, body, lease.tokens, request.headers), record)
         answer = await anext(messages)
         assert isinstance(answer, Answer)
         route = record.pop("route", None)

@@ -1,14 +1,17 @@
 """Where requests wait for a replica with room."""
 
 import asyncio
-import heapq
 import time
+from bisect import bisect_right, insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeVar
 
 Placed = TypeVar("Placed")
+
+MOST_TRIES = 16
+"""Of those who wait, each time that something has changed."""
 
 
 @dataclass(order=True, slots=True)
@@ -19,7 +22,9 @@ class _Entry:
 
 
 class Line:
-    """Lower priorities go first, then who came first. The first tries whenever something has changed."""
+    """Lower priorities go first, then who came first. Whenever something has changed the first one tries, and
+    then, one after the other, those behind it: what is too large for the room that there is does not keep
+    back what fits."""
 
     def __init__(self) -> None:
         self._entries: list[_Entry] = []
@@ -36,21 +41,27 @@ class Line:
             placed = place()
             if placed is not None:
                 return placed
-        heapq.heappush(self._entries, entry)
+        insort(self._entries, entry)
+        self.wake()
         try:
             async with asyncio.timeout(max(0.0, until_s - time.monotonic())):
                 while True:
                     await entry.turn.wait()
                     entry.turn.clear()
-                    placed = place() if self._entries[0] is entry else None
+                    placed = place()
                     if placed is not None:
                         return placed
+                    self._pass_on(entry)
         finally:
             self._entries.remove(entry)
-            heapq.heapify(self._entries)
             self.wake()
 
     def wake(self) -> None:
-        """Something has changed for who waits first."""
+        """Something has changed for those who wait."""
         if self._entries:
             self._entries[0].turn.set()
+
+    def _pass_on(self, entry: _Entry) -> None:
+        behind = bisect_right(self._entries, entry)
+        if behind < min(len(self._entries), MOST_TRIES):
+            self._entries[behind].turn.set()

@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
+import math
 import time
+from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
-from service.engine.protocol import Call, Demand, Message, Report
+from service.engine.protocol import Call, Demand, Message, Probe, Report
 from service.metrics import PREDICTED_TPOT, REQUESTS, SPILLED
 from service.pools import PoolConfig
 from service.routing.autoscale import Offered
@@ -18,7 +20,9 @@ from service.routing.cost import StepModel
 from service.routing.policy import Ask, ReplicaView
 
 PROBE_PERIOD_S = 0.5
-PROBE_TIMEOUT_S = 10.0
+PROBE_TIMEOUT_S = 4.0
+PATIENCE_S = 10.0
+"""With the only replica of a pool, which may just be slow."""
 REPLICA_TIMEOUT_S = 4.0
 """How long one replica has to say whether it takes a request, before another is asked."""
 STALE_S = 15.0
@@ -40,6 +44,7 @@ class Sent:
     replica: str | None
     at_s: float
     started: bool = False
+    ended_at_s: float = math.inf
 
 
 class Pool:
@@ -56,6 +61,8 @@ class Pool:
         self._handle = handle
         self._ingress = ingress
         self._in_flight: set[Sent] = set()
+        self._ended: deque[Sent] = deque()
+        """Those that ended lately, which a report may still count."""
         self._live = 0
         self._reported_at_s = time.monotonic()
 
@@ -78,19 +85,32 @@ class Pool:
         """Ask all replicas what they have before them; `waiting` requests wait for this pool."""
         asked_at_s = time.monotonic()
         demand = Demand(self._ingress, waiting, *self.offered.rates(asked_at_s))
+        alone = len(self.views) < 2
         try:
-            replies = self._handle.broadcast("probe", demand).results_async(
-                timeout_s=PROBE_TIMEOUT_S, return_exceptions=True
+            replies = self._handle.broadcast("probe", Probe(None, demand)).results_async(
+                timeout_s=PATIENCE_S if alone else PROBE_TIMEOUT_S, return_exceptions=True
             )
             reports = [reply for reply in await replies if isinstance(reply, Report)]
         except TimeoutError:
-            # One replica that hangs keeps the others' answers back; requests find out which one it is.
-            if len(self.views) > 1:
-                return
-            reports = []
+            # One replica that hangs keeps the others' answers back.
+            asked_at_s = time.monotonic()
+            reports = [] if alone else await self._probe_each(demand)
         except Exception:
             reports = []
         self._take_over(reports, asked_at_s)
+
+    async def _probe_each(self, demand: Demand) -> list[Report]:
+        """The reports of those known replicas that answer."""
+
+        async def one(replica: str) -> Report | None:
+            try:
+                async with asyncio.timeout(PROBE_TIMEOUT_S):
+                    report: Report = await self._handle.probe.remote(Probe(replica, demand))
+                    return report
+            except Exception:
+                return None
+
+        return [report for report in await asyncio.gather(*map(one, self.views)) if report is not None]
 
     def _take_over(self, reports: list[Report], asked_at_s: float) -> None:
         models = agreed([report.engine.model for report in reports], [report.rows for report in reports])
@@ -112,6 +132,11 @@ class Pool:
         """A report, and what was sent since it was asked for."""
         mine = [sent for sent in self._in_flight if sent.replica == report.replica]
         since = [sent for sent in mine if sent.at_s > asked_at_s]
+        ended = [
+            sent
+            for sent in self._ended
+            if sent.replica == report.replica and sent.at_s <= asked_at_s < sent.ended_at_s
+        ]
         pool = self.config
         return ReplicaView(
             report.replica,
@@ -120,11 +145,11 @@ class Pool:
             rows_limit=pool.max_concurrent_requests,
             chunk_tokens=pool.chunk_tokens,
             ready=report.alive,
-            rows=report.rows + len(since),
+            rows=max(0, report.rows + len(since) - len(ended)),
             prefill_tokens=report.engine.prefill_tokens
             + sum(sent.ask.prompt_tokens for sent in since if not sent.started),
             prefill_per_step=report.engine.prefill_per_step,
-            strictest_tpot_ms=min((sent.ask.tpot_ms for sent in mine), default=float("inf")),
+            strictest_tpot_ms=min((sent.ask.tpot_ms for sent in mine), default=math.inf),
         )
 
     def sent(self, ask: Ask, replica: str | None) -> Sent:
@@ -145,6 +170,10 @@ class Pool:
     def ended(self, sent: Sent) -> None:
         """It is over, however it went."""
         self._in_flight.discard(sent)
+        sent.ended_at_s = time.monotonic()
+        self._ended.append(sent)
+        while self._ended[0].ended_at_s < sent.ended_at_s - PATIENCE_S:
+            self._ended.popleft()
         if sent.view is not None:
             if not sent.started:
                 sent.view.prefill_tokens = max(0, sent.view.prefill_tokens - sent.ask.prompt_tokens)

@@ -15,7 +15,7 @@ from service.api.line import Line
 from service.api.pool import PROBE_PERIOD_S, Pool, UnansweredError
 from service.engine.protocol import Answer, Call, Message, Usage
 from service.errors import ENGINE_DEAD, POOL_FULL, ApiError, engine_dead, not_ready, pool_full, to_api_error
-from service.routing.policy import Ask, Decision, Policy, Reason
+from service.routing.policy import Ask, Decision, PackSpill, Reason
 from service.routing.prefixes import Prefixes
 
 ACCEPT_TIMEOUT_S = 10.0
@@ -37,6 +37,7 @@ class Wanted:
     output_tokens: int | None = None
     priority: int = 0
     prefix: tuple[int, ...] = ()
+    generates: bool = True
 
 
 @dataclass(slots=True)
@@ -51,12 +52,14 @@ class _Trip:
     arrived_at_s: float
     lost: bool = False
     """A replica was lost between taking it and its first word."""
+    route: str | None = None
+    """The last decision, in words."""
 
 
 class Router:
     """Sends each request where the policy says, lets it wait, or refuses it."""
 
-    def __init__(self, pools: list[Pool], policy: Policy, max_queued: int) -> None:
+    def __init__(self, pools: list[Pool], policy: PackSpill, max_queued: int) -> None:
         self.pools = pools
         self.model = pools[0].config.model_id
         self._policy = policy
@@ -107,7 +110,9 @@ class Router:
                     if isinstance(message, Usage):
                         record["prompt_tokens"] = message.prompt_tokens
                         record["generated_tokens"] = message.generated_tokens
-                        self._mean_output_tokens += (message.generated_tokens - self._mean_output_tokens) / 16
+                        if message.generated_tokens:
+                            more = message.generated_tokens - self._mean_output_tokens
+                            self._mean_output_tokens += more / 16
                     started = True
                     yield message
             if outcome == "aborted":
@@ -124,8 +129,8 @@ class Router:
         self, call: Call, wanted: Wanted, record: dict[str, Any]
     ) -> AsyncGenerator[Message | None, None]:
         """None once a replica has accepted, then what it answers; an Answer of our own if none does."""
+        trip = self._trip(call, wanted)
         try:
-            trip = self._trip(call, wanted)
             if not self.ready:
                 raise not_ready(self.model)
             # Which replicas live is known a moment late; they refuse themselves what they have no room for.
@@ -138,6 +143,7 @@ class Router:
             failure = to_api_error(error)
             if failure.status == 500:
                 logger.exception("Request %s for model %r failed.", call.request_id, self.model)
+            record["route"] = trip.route
             yield Answer.of(failure)
 
     async def _until_served(
@@ -147,7 +153,7 @@ class Router:
         between taking the request and its first word."""
         while True:
             pool, decision = await self._place(trip)
-            self._record(pool, decision, record)
+            record |= {"pool": pool.config.name, "replica": decision.replica, "route": trip.route}
             accepted, refusal = False, None
             sent = pool.sent(trip.ask, decision.replica)
             try:
@@ -158,7 +164,9 @@ class Router:
                             raise RayActorError
                         if refusal == POOL_FULL or (refusal == ENGINE_DEAD and not accepted):
                             break
-                        accepted = True
+                        if not accepted:
+                            accepted = True
+                            self._accepted(pool, decision, record)
                         if message is not None:
                             pool.started(sent)
                         yield message
@@ -192,14 +200,17 @@ class Router:
 
     def _choose(self, trip: _Trip) -> tuple[Pool, Decision] | None:
         """What the policy says now; None: wait. Raises ApiError when no replica generates."""
-        if not self.ready:
+        fresh = [pool for pool in trip.pools if not pool.stale]
+        if not fresh:
+            decision = Decision(None, Reason.NO_VIEW)
+            trip.route = str(decision)
+            return trip.pools[0], decision
+        if not any(pool.ready for pool in fresh):
             raise engine_dead() if trip.lost else not_ready(self.model)
-        stale = [pool for pool in trip.pools if pool.ready and pool.stale]
-        if len(stale) == sum(pool.ready for pool in trip.pools):
-            return stale[0], Decision(None, Reason.NO_VIEW)
         waited_ms = 1000 * (time.monotonic() - trip.arrived_at_s)
         ask = replace(trip.ask, waited_ms=waited_ms, saved_ms=self._saved_ms(trip))
         decision = self._policy.choose([list(pool.views.values()) for pool in trip.pools], ask)
+        trip.route = str(decision)
         if decision.replica is None:
             return None
         pool = next(pool for pool in trip.pools if decision.replica in pool.views)
@@ -218,8 +229,7 @@ class Router:
             if name in views
         }
 
-    def _record(self, pool: Pool, decision: Decision, record: dict[str, Any]) -> None:
-        record |= {"pool": pool.config.name, "replica": decision.replica, "route": str(decision)}
+    def _accepted(self, pool: Pool, decision: Decision, record: dict[str, Any]) -> None:
         if decision.replica is not None:
             pool.predicted_tpot.observe(decision.tpot_ms / 1000)
         if decision.spilled:
@@ -227,15 +237,18 @@ class Router:
             pool.spilled.inc()
 
     def _trip(self, call: Call, wanted: Wanted) -> _Trip:
-        slo = self.pools[0].config.slo
+        if not wanted.generates:
+            return _Trip(wanted.priority, call, Ask(0, 0), (), self.pools, time.monotonic())
+        slo, usual = self.pools[0].config.slo, round(self._mean_output_tokens)
         ask = Ask(
             wanted.prompt_tokens,
-            wanted.output_tokens or round(self._mean_output_tokens),
+            wanted.output_tokens or usual,
             slo.tpot_ms if slo else math.inf,
             slo.ttft_ms if slo else math.inf,
         )
         pools = self._in_order()
-        pools[0].offered.note(ask.prompt_tokens, ask.output_tokens)
+        # Many ask for far more tokens than they get.
+        pools[0].offered.note(ask.prompt_tokens, min(ask.output_tokens, usual))
         return _Trip(wanted.priority, call, ask, wanted.prefix, pools, time.monotonic())
 
     def _in_order(self) -> list[Pool]:
@@ -253,8 +266,10 @@ class Router:
         return sum(pool.room for pool in self.pools)
 
     def _deadline_s(self, trip: _Trip) -> float:
-        wait_s = ACCEPT_TIMEOUT_S if math.isinf(trip.ask.ttft_ms) else trip.ask.ttft_ms / 1000
-        return trip.arrived_at_s + wait_s
+        if math.isinf(trip.ask.ttft_ms):
+            return trip.arrived_at_s + ACCEPT_TIMEOUT_S
+        # After that the policy sends it nowhere.
+        return trip.arrived_at_s + self._policy.margin * trip.ask.ttft_ms / 1000
 
     def _late(self, trip: _Trip) -> bool:
         return time.monotonic() > self._deadline_s(trip)

@@ -44,7 +44,7 @@ class EngineLogger(StatLoggerBase):
             scheduler_stats is None or scheduler_stats.num_running_reqs + scheduler_stats.num_waiting_reqs > 0
         )
         self._stepped_at_s = now_s if busy else None
-        prefill = iteration_stats.num_prompt_tokens
+        prefill = iteration_stats.prompt_token_stats.computed
         self.prefill_per_step += (prefill - self.prefill_per_step) / PREFILL_WINDOW
         if last_s is not None:
             self.calibration.step(iteration_stats.num_generation_tokens, prefill, 1000 * (now_s - last_s))

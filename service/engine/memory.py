@@ -7,6 +7,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.utils.torch_utils import get_dtype_size
 
+from deltalog_kernels.vllm_plugin.support import kimi_sizes
 from service.accelerators import ACCELERATORS
 from service.config import ConfigError
 from service.pools import PoolConfig
@@ -37,11 +38,19 @@ def request_bytes(config: VllmConfig) -> int:
     """Bytes on one rank of a request as long as the model's context: keys and values of its attention layers,
     and the state of its recurrent ones, without a log."""
     model, parallel = config.model_config, config.parallel_config
-    attention = model.get_num_layers_by_block_type(parallel, "attention")
-    dtype = model.dtype if config.cache_config.cache_dtype == "auto" else config.cache_config.cache_dtype
-    item = 1 if isinstance(dtype, str) else get_dtype_size(dtype)
-    per_token = 2 * model.get_num_kv_heads(parallel) * model.get_head_size() * item
-    recurrent = model.get_num_layers_by_block_type(parallel, "linear_attention")
+    layers, kimi = model.get_num_layers(parallel), kimi_sizes(config)
+    # vLLM cannot tell a Kimi-Linear's kinds of layers apart.
+    recurrent = (
+        model.get_num_layers_by_block_type(parallel, "linear_attention")
+        if kimi is None
+        else len(kimi["kda_layers"]) // parallel.pipeline_parallel_size
+    )
+    attention = layers - recurrent
+    whole = config.cache_config.cache_dtype in ("auto", "bfloat16", "float16")
+    item = get_dtype_size(model.dtype) if whole else 1
+    # Latent attention keeps one vector a token in the place of keys and values.
+    vectors = 1 if model.use_mla else 2
+    per_token = vectors * model.get_num_kv_heads(parallel) * model.get_head_size() * item
     state = 0
     if recurrent:
         kind, _ = ModelRegistry.resolve_model_cls(model.architectures, model_config=model)

@@ -78,6 +78,14 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """What an ingress asks a replica for its report with. replica: the one that is meant; None: each."""
+
+    replica: str | None
+    demand: Demand
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What a replica answers to a probe. order: its age, older ones lower. rows: requests that it holds."""
 

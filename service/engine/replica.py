@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from ray import serve
 
-from service.engine.protocol import Answer, Call, Demand, Engine, Message, Report
+from service.engine.protocol import Answer, Call, Demand, Engine, Message, Probe, Report
 from service.errors import ENGINE_DEAD, engine_dead, pool_full
 from service.pools import PoolConfig
 from service.scaling import stats
@@ -17,7 +17,7 @@ from service.scaling import stats
 WATCH_PERIOD_S = 1.0
 LAST_WORDS_S = 2.0
 """Time for the streams of a dead engine to say why they end, before the replica goes."""
-DEMAND_LASTS_S = 5.0
+DEMAND_LASTS_S = 12.0
 """An ingress that says nothing for this long is gone."""
 
 logger = logging.getLogger("ray.serve")
@@ -57,10 +57,9 @@ class EngineReplica:
         finally:
             self._held -= 1
 
-    async def probe(self, demand: Demand | None = None) -> Report:
-        """What routers know of this replica; `demand` is what an ingress has seen, for the autoscaler."""
-        if demand is not None:
-            self._demands[demand.ingress] = (time.monotonic(), demand)
+    async def probe(self, probe: Probe) -> Report:
+        """What routers know of this replica. What an ingress has seen is kept for the autoscaler."""
+        self._demands[probe.demand.ingress] = (time.monotonic(), probe.demand)
         return Report(self._id, self._order, not self._dead, self._held, self.engine.load())
 
     async def record_autoscaling_stats(self) -> dict[str, float]:

@@ -82,13 +82,12 @@ def engine_config(pool: PoolConfig) -> None:
     """Let vLLM make its whole configuration for `pool`, model included, and see whether it fits. Raises
     ConfigError."""
     try:
-        made = engine_args(pool).create_engine_config()
+        check_memory(pool, engine_args(pool).create_engine_config())
     except (TypeError, ValueError, OSError) as error:
         raise ConfigError(
             f"pool {pool.name!r}: engine_args: expected what vLLM takes for this model; got: "
             f"{_start_failure(error)}; correct it"
         ) from error
-    check_memory(pool, made)
 
 
 class VllmEngine:

@@ -6,6 +6,9 @@ from math import exp, inf
 
 from service.routing.policy import ReplicaView
 
+PLACES_FULL = 0.9
+"""Share of its places at which a replica has as many requests as it should."""
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -115,7 +118,7 @@ class Autoscaler:
 
 def step_ms(load: Load, replicas: int, growth: float = 1.0) -> float:
     """Step time if the load were spread over this many replicas: the larger of what the requests in flight
-    make of it and what the offered tokens will, by Little's law."""
+    make of it and what the offered tokens will, by Little's law. Infinite without places for them."""
     if not load.views:
         return 0.0
     if not replicas:
@@ -124,5 +127,8 @@ def step_ms(load: Load, replicas: int, growth: float = 1.0) -> float:
     now = model.steady_step_ms(load.rows / replicas, load.prompt_tokens_per_s / replicas)
     # rows = tokens a second * step time, and step time = (fixed + slope * rows) / idle.
     idle = 1 - model.prefill_token_ms * growth * load.prompt_tokens_per_s / replicas / 1000
-    left = idle - model.slope_ms * growth * load.output_tokens_per_s / replicas / 1000
-    return max(now, model.fixed_ms / left if left > 0 else inf)
+    output_per_ms = growth * load.output_tokens_per_s / replicas / 1000
+    left = idle - model.slope_ms * output_per_ms
+    offered = model.fixed_ms / left if left > 0 else inf
+    rows = max(load.rows / replicas, output_per_ms * offered)
+    return inf if rows > PLACES_FULL * load.views[0].rows_limit else max(now, offered)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median_low
 
 import numpy as np
 
@@ -13,6 +13,10 @@ WINDOW_STEPS = 32
 FORGET = 0.98
 """What an observation still counts for after the next."""
 ENOUGH_WINDOWS = 8
+OUTLIER = 3.0
+"""A window of steps this much longer than the mean is no batch: something stood still, or was compiled."""
+MOST_OUTLIERS = 3
+"""In a row; after that it is how things are."""
 FIT = 0.8
 """Share of the variance (R squared) that a learned model must explain."""
 SLOW = 1.2
@@ -21,20 +25,22 @@ SLOW = 1.2
 
 def agreed(models: Sequence[StepModel], rows: Sequence[int]) -> list[StepModel]:
     """What to go by for replicas of one pool, which hold `rows`: the mean of what they learned, because by
-    small differences between equals all requests would go to one of them; its own for one that is SLOW."""
+    small differences between equals all requests would go to one of them; its own for one that is SLOW, which
+    the others' mean leaves out."""
     if not models:
         return []
+    held = fmean(rows)
+    usual_ms = median_low(model.step_ms(held) for model in models)
+    slow = [model.step_ms(held) > SLOW * usual_ms for model in models]
+    usual = [model for model, is_slow in zip(models, slow, strict=True) if not is_slow]
     mean = StepModel(
-        fmean(model.fixed_ms for model in models),
-        fmean(model.row_ms for model in models),
-        fmean(model.state_ms for model in models),
-        fmean(model.prefill_token_ms for model in models),
-        models[0].write_through_state_ms,
+        fmean(model.fixed_ms for model in usual),
+        fmean(model.row_ms for model in usual),
+        fmean(model.state_ms for model in usual),
+        fmean(model.prefill_token_ms for model in usual),
+        usual[0].write_through_state_ms,
     )
-    return [
-        model if model.step_ms(held) > SLOW * mean.step_ms(held) else mean
-        for model, held in zip(models, rows, strict=True)
-    ]
+    return [model if is_slow else mean for model, is_slow in zip(models, slow, strict=True)]
 
 
 @dataclass
@@ -51,6 +57,7 @@ class Calibration:
     _right: np.ndarray = field(default_factory=lambda: np.zeros(3))
     _squares: float = 0.0
     _windows: int = 0
+    _outliers: int = 0
     _sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0])
 
     def step(self, rows: int, prefill_tokens: int, step_ms: float) -> None:
@@ -62,11 +69,20 @@ class Calibration:
         # Per step, so that a window weighs as any other.
         *sums, total_ms = (value / self._sums[0] for value in self._sums)
         self._sums = [0.0, 0.0, 0.0, 0.0]
+        if self._is_outlier(total_ms):
+            self._outliers += 1
+            return
+        self._outliers = 0
         features = np.array(sums)
         self._normal = FORGET * self._normal + np.outer(features, features)
         self._right = FORGET * self._right + features * total_ms
         self._squares = FORGET * self._squares + total_ms * total_ms
         self._windows += 1
+
+    def _is_outlier(self, mean_ms: float) -> bool:
+        if self._windows < ENOUGH_WINDOWS or self._outliers >= MOST_OUTLIERS:
+            return False
+        return bool(mean_ms > OUTLIER * self._right[0] / self._normal[0, 0])
 
     @property
     def model(self) -> StepModel:

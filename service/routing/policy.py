@@ -30,6 +30,7 @@ class Reason(StrEnum):
     BALANCE = "balance"
     AFFINITY = "affinity"
     NO_VIEW = "no view of its pool"
+    EMPTY = "empty, and no other is faster"
     NOT_READY = "not ready"
     ROWS = "no row free"
     MEMORY = "state and cache do not fit"
@@ -152,6 +153,7 @@ class PackSpill:
 
     def choose(self, pools: Pools, ask: Ask) -> Decision:
         refused: dict[str, Reason] = {}
+        empty: list[tuple[int, int, ReplicaView, float, float]] = []
         for rank, views in enumerate(pools):
             feasible = []
             for view in views:
@@ -161,10 +163,16 @@ class PackSpill:
                     feasible.append((view, tpot, ttft))
                 else:
                     refused[view.replica] = reason
+                    if not view.rows and reason in (Reason.TPOT, Reason.TTFT):
+                        empty.append((rank, view.order, view, tpot, ttft))
             if feasible:
                 (view, tpot, ttft), reason = self._pick(feasible, ask)
                 return Decision(view.replica, reason, rank > 0, tpot, ttft, refused)
-        return Decision(None, refused=refused)
+        if not empty:
+            return Decision(None, refused=refused)
+        # Waiting makes nothing faster than an empty replica is.
+        rank, _, view, tpot, ttft = min(empty, key=lambda each: each[:2])
+        return Decision(view.replica, Reason.EMPTY, rank > 0, tpot, ttft, refused)
 
     def _refusal(self, view: ReplicaView, ask: Ask, tpot_ms: float, ttft_ms: float) -> Reason | None:
         reason = cannot_take(view, ask)

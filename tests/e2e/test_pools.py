@@ -119,6 +119,7 @@ def test_a_pool_dies_and_its_traffic_moves(pooled: RunningService) -> None:
 
 
 def test_a_share_of_a_quarter_gets_a_quarter(pooled: RunningService) -> None:
+    pooled.settled()
     before = by_pool(pooled, outcome="ok")
 
     async def run() -> None:

@@ -1,5 +1,7 @@
 """The autoscaler on loads written down by hand."""
 
+from math import inf
+
 import pytest
 
 from service.routing.autoscale import Autoscaler, Bounds, Load, Offered, step_ms
@@ -76,3 +78,14 @@ def test_rates_of_offered_requests():
             offered.note(100, 50)
         rates = offered.rates(float(second))
     assert rates == pytest.approx((4.0, 400.0, 200.0), rel=1e-3)
+
+
+def test_places_count_beside_time():
+    """Seven requests on eight places want a second replica, however fast the first is."""
+    views = [ReplicaView("r0", 0, MODEL, 8, 512, rows=7)]
+    assert step_ms(Load(views), 1) < inf
+    views[0].rows = 8
+    assert step_ms(Load(views), 1) == inf
+    assert step_ms(Load(views), 2) < 25
+    offered = Load([ReplicaView("r0", 0, MODEL, 8, 512)], output_tokens_per_s=600.0)
+    assert step_ms(offered, 1) == inf, "600 tokens a second in steps of 17 ms are ten rows"

@@ -77,3 +77,18 @@ def test_replicas_of_a_pool_agree_but_for_a_slow_one() -> None:
     assert last is slow
     assert len({id(model) for model in others}) == 1
     assert agreed([], []) == []
+
+
+def test_a_step_that_stood_still_is_not_learned() -> None:
+    """A pause of ten seconds among steps of 16 ms would otherwise close the pool for good."""
+    calibration = Calibration(PRIOR)
+    for number in range(40 * WINDOW_STEPS):
+        calibration.step(50, 10, 10_000 if number == 600 else TRUE.step_ms(50, 10))
+    assert calibration.model.step_ms(50, 10) == pytest.approx(TRUE.step_ms(50, 10), rel=0.01)
+
+
+def test_a_slow_replica_leaves_the_others_as_they_are() -> None:
+    slow = replace(TRUE, fixed_ms=47.0)
+    first, second = agreed([TRUE, slow], [5, 5])
+    assert first.fixed_ms == TRUE.fixed_ms
+    assert second is slow

@@ -85,7 +85,7 @@ def test_merge_interval_refuses(value: object) -> None:
         (
             {"pools": [POOL | {"cpus_per_replica": 1.5}]},
             "pools[0].cpus_per_replica",
-            "a whole number, or less",
+            "a whole number, or 0.001 to 1",
         ),
         ({"pools": [POOL], "prot": 1}, "prot", "expected one of host, port, metrics_port"),
         ({"pools": [POOL], "port": 0}, "port", "greater than or equal to 1; got 0"),

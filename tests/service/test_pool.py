@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,7 @@ from service.engine.protocol import Answer, Call, EngineLoad, Message, Report, U
 from service.errors import engine_dead, pool_full
 from service.pools import PoolConfig, Slo, StepCost
 from service.routing.cost import StepModel
-from service.routing.policy import PackSpill
+from service.routing.policy import Ask, PackSpill
 from service.routing.prefixes import blocks_of
 
 SERVED = [None, Answer(200, "{}"), Usage(3, 5)]
@@ -270,3 +271,55 @@ async def test_a_prompt_goes_where_its_beginning_is() -> None:
     await to(start)
     pool.report(("a0", True, 1), ("a1", True, 0))
     assert await to(start) == "a1"
+
+
+@pytest.mark.asyncio
+async def test_what_is_too_large_does_not_keep_back_what_fits() -> None:
+    """A prompt that no replica can take in time while others run waits; shorter ones behind it go on, and its
+    own time ends."""
+    slo = Slo(tpot_ms=50.0, ttft_ms=400.0)
+    cost = StepCost(fixed_ms=10, row_ms=0.1, state_ms=0, prefill_token_ms=0.01)
+    gate = asyncio.Event()
+    pool = Played(config(slo=slo, cost=cost, max_concurrent_requests=8), lambda *_: [None, gate, *SERVED[1:]])
+    one = router(pool)
+    running = [asyncio.create_task(answer(one)) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    large = asyncio.create_task(answer(one, Wanted(60_000, 5)))
+    await asyncio.sleep(0.01)
+    small = [asyncio.create_task(answer(one)) for _ in range(4)]
+    await asyncio.sleep(0.01)
+    assert len(pool.asked) == 6, "the large one waits, the four small ones do not"
+    reply, record = await large
+    assert reply.status == 429
+    assert "TTFT over its margin" in record["route"]
+    gate.set()
+    assert [reply.status for reply, _ in await asyncio.gather(*running, *small)] == [200] * 6
+    reply, record = await answer(one, Wanted(60_000, 5))
+    assert (reply.status, "empty" in record["route"]) == (200, True), "nothing would be faster"
+
+
+@pytest.mark.asyncio
+async def test_what_ended_since_a_report_was_asked_for_is_not_counted() -> None:
+    pool = Played(config(), lambda *_: SERVED)
+    one = router(pool)
+    asked_at_s = time.monotonic()
+    pool._take_over([], asked_at_s)
+    pool.report(("a0", True, 0), ("a1", True, 0))
+    first = pool.sent(Ask(10, 5), "a0")
+    first.at_s = asked_at_s - 1
+    pool.ended(first)
+    load = EngineLoad(0, 0.0, MODEL)
+    pool._take_over([Report("a0", 0, True, 2, load)], asked_at_s)
+    assert pool.views["a0"].rows == 1
+    assert (await answer(one))[0].status == 200
+
+
+@pytest.mark.asyncio
+async def test_tokenizing_is_no_generation() -> None:
+    pool = Played(config(slo=Slo(tpot_ms=20, ttft_ms=10), cost=StepCost(fixed_ms=10, row_ms=0.1, state_ms=0,
+                  prefill_token_ms=1)), lambda *_: [None, Answer(200, "{}"), Usage(0, 0)])  # fmt: skip
+    one = router(pool)
+    reply, _ = await answer(one, Wanted(100_000, None, generates=False))
+    assert reply.status == 200
+    assert one._mean_output_tokens == 256
+    assert pool.offered.requests == 0

@@ -213,7 +213,8 @@ def test_balancing_is_no_slower_than_power_of_two():
 
 def test_the_log_saves_replicas():
     with_log, without = day("pack 1"), day("pack 1", with_log=False)
-    assert without.attainment >= 0.99
+    # Both turn away what comes while replicas start, write-through a little more.
+    assert 0.985 <= without.attainment <= with_log.attainment
     assert with_log.gpu_seconds < 0.95 * without.gpu_seconds
 
 
