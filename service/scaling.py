@@ -17,12 +17,15 @@ from service.routing.policy import ReplicaView
 PERIOD_S = 2.0
 """Between two decisions, and between two samples of a replica."""
 
+UNKNOWN = StepModel(0.0, 0.0, 0.0, 0.0)
+"""Serve passes on numbers alone; this stands for none."""
+
 logger = logging.getLogger("ray.serve")
 
 
-def stats(order: int, rows: int, model: StepModel, demands: Iterable[Demand]) -> dict[str, float]:
+def stats(order: int, rows: int, learned: StepModel | None, demands: Iterable[Demand]) -> dict[str, float]:
     """One replica's sample. Every ingress tells every replica what it sees, so any of them can say it."""
-    demands = list(demands)
+    demands, model = list(demands), learned or UNKNOWN
     return {
         "order": float(order),
         "rows": float(rows),
@@ -36,19 +39,29 @@ def stats(order: int, rows: int, model: StepModel, demands: Iterable[Demand]) ->
     }
 
 
-def load_of(samples: dict[Any, dict[str, float]], target: int, places: int) -> Load:
-    """A pool's load, from the last sample of each replica that runs; `target`: replicas wanted as of now,
-    each with `places`. Where fewer are wanted than run, what the newest hold counts as waiting."""
+def load_of(samples: dict[Any, dict[str, float]], target: int, pool: PoolConfig) -> Load:
+    """A pool's load, from the last sample of each replica that runs; `target`: replicas wanted as of now. Where
+    fewer are wanted than run, what the newest hold counts as waiting."""
     ordered = sorted(samples.items(), key=lambda each: each[1]["order"])
     models = agreed(
         [
             StepModel(sample["fixed_ms"], sample["slope_ms"], 0.0, sample["prefill_token_ms"])
+            if sample["slope_ms"] + sample["fixed_ms"]
+            else None
             for _, sample in ordered
         ],
         [int(sample["rows"]) for _, sample in ordered],
+        pool.step_model,
     )
     views = [
-        ReplicaView(str(replica), int(sample["order"]), model, places, 1, rows=int(sample["rows"]))
+        ReplicaView(
+            str(replica),
+            int(sample["order"]),
+            model,
+            pool.max_concurrent_requests,
+            1,
+            rows=int(sample["rows"]),
+        )
         for (replica, sample), model in zip(ordered, models, strict=True)
     ]
     beyond = sum(view.rows for view in views[target:])
@@ -87,9 +100,7 @@ class PoolScaling:
         now_s = time.monotonic()
         if now_s - self._decided_at_s >= PERIOD_S:
             self._decided_at_s = now_s
-            desired = self._scaler.desired(
-                now_s, load_of(_last_samples(context), target, self._pool.max_concurrent_requests)
-            )
+            desired = self._scaler.desired(now_s, load_of(_last_samples(context), target, self._pool))
             if desired != self._desired:
                 logger.warning("Pool %r: the load asks for %d replicas.", self._pool.name, desired)
             self._desired = desired

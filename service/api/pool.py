@@ -113,7 +113,11 @@ class Pool:
         return [report for report in await asyncio.gather(*map(one, self.views)) if report is not None]
 
     def _take_over(self, reports: list[Report], asked_at_s: float) -> None:
-        models = agreed([report.engine.model for report in reports], [report.rows for report in reports])
+        models = agreed(
+            [report.engine.model for report in reports],
+            [report.rows for report in reports],
+            self.config.step_model,
+        )
         self.views = {
             report.replica: self._view(report, model, asked_at_s)
             for report, model in zip(reports, models, strict=True)

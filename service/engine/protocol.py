@@ -58,11 +58,11 @@ Message = Answer | str | Usage
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
     """What an engine has before it: prompt tokens of requests without a first token, the mean that a step
-    takes in, and what its steps cost."""
+    takes in, and what its steps cost, once that is known."""
 
     prefill_tokens: int
     prefill_per_step: float
-    model: StepModel
+    model: StepModel | None
 
 
 @dataclass(frozen=True, slots=True)

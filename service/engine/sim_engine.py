@@ -187,7 +187,7 @@ class SimEngine:
 
     def load(self) -> EngineLoad:
         backlog = sum(row.prefill_left for row in self._waiting if not row.request.gone)
-        return EngineLoad(backlog, self._prefill_per_step, self._calibration.model)
+        return EngineLoad(backlog, self._prefill_per_step, self._calibration.learned)
 
     async def publish(self) -> None:
         assert self._metrics is not None

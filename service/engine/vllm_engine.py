@@ -159,7 +159,7 @@ class VllmEngine:
     def load(self) -> EngineLoad:
         states = self._llm.output_processor.request_states.values()
         backlog = sum(state.prompt_len for state in states if state.is_prefilling)
-        return EngineLoad(backlog, self._logger.prefill_per_step, self._logger.calibration.model)
+        return EngineLoad(backlog, self._logger.prefill_per_step, self._logger.calibration.learned)
 
     async def publish(self) -> None:
         assert self._logger.metrics is not None

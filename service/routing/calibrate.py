@@ -19,20 +19,20 @@ MOST_OUTLIERS = 3
 """In a row; after that it is how things are."""
 FIT = 0.8
 """Share of the variance (R squared) that a learned model must explain."""
-SLOW = 1.2
+SLOW = 1.5
 """A replica whose steps take this much longer than its pool's is taken for a slow one."""
 
 
-def agreed(models: Sequence[StepModel], rows: Sequence[int]) -> list[StepModel]:
+def agreed(models: Sequence[StepModel | None], rows: Sequence[int], prior: StepModel) -> list[StepModel]:
     """What to go by for replicas of one pool, which hold `rows`: the mean of what they learned, because by
     small differences between equals all requests would go to one of them; its own for one that is SLOW, which
-    the others' mean leaves out."""
-    if not models:
-        return []
+    the mean leaves out. One that has learned nothing (None) is as the others, all of them as `prior`."""
+    learned = [model for model in models if model is not None]
+    if not learned:
+        return [prior] * len(models)
     held = fmean(rows)
-    usual_ms = median_low(model.step_ms(held) for model in models)
-    slow = [model.step_ms(held) > SLOW * usual_ms for model in models]
-    usual = [model for model, is_slow in zip(models, slow, strict=True) if not is_slow]
+    usual_ms = median_low(model.step_ms(held) for model in learned)
+    usual = [model for model in learned if model.step_ms(held) <= SLOW * usual_ms]
     mean = StepModel(
         fmean(model.fixed_ms for model in usual),
         fmean(model.row_ms for model in usual),
@@ -40,7 +40,7 @@ def agreed(models: Sequence[StepModel], rows: Sequence[int]) -> list[StepModel]:
         fmean(model.prefill_token_ms for model in usual),
         usual[0].write_through_state_ms,
     )
-    return [model if is_slow else mean for model, is_slow in zip(models, slow, strict=True)]
+    return [mean if model is None or model in usual else model for model in models]
 
 
 @dataclass
@@ -85,10 +85,10 @@ class Calibration:
         return bool(mean_ms > OUTLIER * self._right[0] / self._normal[0, 0])
 
     @property
-    def model(self) -> StepModel:
-        """The learned model, or the prior where what was seen does not determine one."""
+    def learned(self) -> StepModel | None:
+        """What the steps say; None before there were enough."""
         if self._windows < ENOUGH_WINDOWS:
-            return self.prior
+            return None
         learned = self._solve()
         return self._scaled() if learned is None else self._like_prior(*learned)
 

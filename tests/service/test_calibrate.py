@@ -21,7 +21,7 @@ def learned(
         for _ in range(WINDOW_STEPS):
             time_ms = TRUE.step_ms(batch, tokens) * draw.uniform(1 - noise, 1 + noise)
             calibration.step(batch, tokens, time_ms)
-    return calibration.model
+    return calibration.learned or prior
 
 
 def test_it_finds_the_constants() -> None:
@@ -51,7 +51,8 @@ def test_what_explains_nothing_is_not_believed() -> None:
         rows = draw.randrange(1, 200)
         for _ in range(WINDOW_STEPS):
             calibration.step(rows, 0, draw.choice([1.0, 40.0]))
-    model = calibration.model
+    model = calibration.learned
+    assert model is not None
     assert model.fixed_ms / model.slope_ms == pytest.approx(PRIOR.fixed_ms / PRIOR.slope_ms)
 
 
@@ -66,17 +67,18 @@ def test_a_machine_that_slows_down_is_noticed() -> None:
             rows, tokens = draw.randrange(1, 200), draw.randrange(0, 400)
             for _ in range(WINDOW_STEPS):
                 calibration.step(rows, tokens, factor * TRUE.step_ms(rows, tokens))
-    assert calibration.model.step_ms(100, 50) == pytest.approx(2 * TRUE.step_ms(100, 50), rel=0.05)
+    assert calibration.learned is not None
+    assert calibration.learned.step_ms(100, 50) == pytest.approx(2 * TRUE.step_ms(100, 50), rel=0.05)
 
 
 def test_replicas_of_a_pool_agree_but_for_a_slow_one() -> None:
     near = [replace(TRUE, fixed_ms=11.0 + draw) for draw in (-0.2, 0.0, 0.2)]
-    assert [model.fixed_ms for model in agreed(near, [5, 50, 500])] == pytest.approx([11.0] * 3)
+    assert [model.fixed_ms for model in agreed(near, [5, 50, 500], PRIOR)] == pytest.approx([11.0] * 3)
     slow = replace(TRUE, fixed_ms=22.0)
-    *others, last = agreed([*near, slow], [5, 5, 5, 5])
+    *others, last = agreed([*near, slow], [5, 5, 5, 5], PRIOR)
     assert last is slow
     assert len({id(model) for model in others}) == 1
-    assert agreed([], []) == []
+    assert agreed([], [], PRIOR) == []
 
 
 def test_a_step_that_stood_still_is_not_learned() -> None:
@@ -84,11 +86,18 @@ def test_a_step_that_stood_still_is_not_learned() -> None:
     calibration = Calibration(PRIOR)
     for number in range(40 * WINDOW_STEPS):
         calibration.step(50, 10, 10_000 if number == 600 else TRUE.step_ms(50, 10))
-    assert calibration.model.step_ms(50, 10) == pytest.approx(TRUE.step_ms(50, 10), rel=0.01)
+    assert calibration.learned is not None
+    assert calibration.learned.step_ms(50, 10) == pytest.approx(TRUE.step_ms(50, 10), rel=0.01)
 
 
 def test_a_slow_replica_leaves_the_others_as_they_are() -> None:
     slow = replace(TRUE, fixed_ms=47.0)
-    first, second = agreed([TRUE, slow], [5, 5])
+    first, second = agreed([TRUE, slow], [5, 5], PRIOR)
     assert first.fixed_ms == TRUE.fixed_ms
     assert second is slow
+
+
+def test_a_new_replica_is_as_the_others() -> None:
+    """By what the configuration says it might look faster, and would get all requests."""
+    assert [model.fixed_ms for model in agreed([TRUE, None], [5, 0], PRIOR)] == [TRUE.fixed_ms] * 2
+    assert agreed([None, None], [0, 0], PRIOR) == [PRIOR, PRIOR]

@@ -77,7 +77,7 @@ def test_advice_is_asked_further_and_not_followed(monkeypatch: pytest.MonkeyPatc
 
 def test_what_the_newest_hold_beyond_the_target_waits() -> None:
     samples = {"new": sample(2, 5), "old": sample(1, 7)}
-    load = load_of(samples, 1, 64)
+    load = load_of(samples, 1, POOL)
     assert [view.replica for view in load.views] == ["old"]
     assert (load.rows, load.waiting, load.starting) == (12, 5, 0)
 
@@ -85,5 +85,5 @@ def test_what_the_newest_hold_beyond_the_target_waits() -> None:
 def test_ingresses_add_up_and_replicas_repeat_them() -> None:
     one, two = (Demand(name, 3, 1.0, 100.0, 50.0) for name in ("i1", "i2"))
     samples = {"r0": sample(0, 1, one, two), "r1": sample(1, 1, one)}
-    load = load_of(samples, 2, 64)
+    load = load_of(samples, 2, POOL)
     assert (load.waiting, load.requests_per_s, load.output_tokens_per_s) == (6, 2.0, 100.0)
