@@ -40,7 +40,7 @@ def stats(order: int, rows: int, learned: StepModel | None, demands: Iterable[De
 
 
 def load_of(samples: dict[Any, dict[str, float]], target: int, pool: PoolConfig) -> Load:
-    """A pool's load, from the last sample of each replica that runs; `target`: replicas wanted as of now. Where
+    """A pool's load, from the last sample of each replica that runs; `target`: replicas wanted now. Where
     fewer are wanted than run, what the newest hold counts as waiting."""
     ordered = sorted(samples.items(), key=lambda each: each[1]["order"])
     models = agreed(
