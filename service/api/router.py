@@ -72,7 +72,7 @@ class Router:
         self._mean_s = 1.0
         """Duration of a request, over the last few."""
         self._mean_output_tokens = 256.0
-        self._owed = dict.fromkeys((pool.config.name for pool in pools if pool.config.share), 0.0)
+        self._owed = dict.fromkeys(pools, 0.0)
         """Requests that a pool with a share has yet to get."""
 
     @property
@@ -131,8 +131,6 @@ class Router:
         """None once a replica has accepted, then what it answers; an Answer of our own if none does."""
         trip = self._trip(call, wanted)
         try:
-            if not self.ready:
-                raise not_ready(self.model)
             # Which replicas live is known a moment late; they refuse themselves what they have no room for.
             if self._held > self._room + self._max_queued:
                 raise self._full(trip)
@@ -254,11 +252,11 @@ class Router:
     def _in_order(self) -> list[Pool]:
         """The pools in spill order, first the one with a share that is owed a request."""
         for pool in self.pools:
-            self._owed[pool.config.name] = self._owed.get(pool.config.name, 0.0) + (pool.config.share or 0.0)
-        first = max(self.pools, key=lambda pool: self._owed[pool.config.name])
-        if self._owed[first.config.name] < 1:
+            self._owed[pool] += pool.config.share or 0.0
+        first = max(self.pools, key=lambda pool: self._owed[pool])
+        if self._owed[first] < 1:
             return self.pools
-        self._owed[first.config.name] -= 1
+        self._owed[first] -= 1
         return [first, *(pool for pool in self.pools if pool is not first)]
 
     @property
