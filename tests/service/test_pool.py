@@ -234,8 +234,10 @@ async def test_a_share_is_kept_and_spills_like_the_rest() -> None:
 
 
 @pytest.mark.asyncio
-async def test_without_reports_serve_picks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("last_seen_alive", [True, False])
+async def test_without_reports_serve_picks(monkeypatch: pytest.MonkeyPatch, last_seen_alive: bool) -> None:
     pool = Played(config(), lambda *_: SERVED)
+    pool.report(("a0", last_seen_alive, 0))
     monkeypatch.setattr(Pool, "stale", property(lambda _: True))
     asked = []
 
