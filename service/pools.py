@@ -99,13 +99,13 @@ class PoolConfig(Settings):
         default=None, min_length=1, description="Name that requests use for the model; null: `model` itself."
     )
     replicas: Count = Field(default=1, description="Replicas of the pool; the fewest where it scales.")
-    max_replicas: Count | None = Field(
+    max_replicas: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
         default=None, description="Most replicas; the pool follows its load between. null: it does not scale."
     )
     advisory: bool = Field(
         default=False, description="Only report how many replicas the load asks for; start and stop none."
     )
-    start_s: Seconds = Field(
+    start_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
         default=60.0, description="Time that a replica takes to start; scaling looks so far ahead."
     )
     accelerator: str | None = Field(

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 Placed = TypeVar("Placed")
 
-MOST_TRIES = 16
-"""Of those who wait, each time that something has changed."""
+MOST_TRIES = 32
+"""Of those who wait, each time that something has changed; the next time goes on from there."""
 
 
 @dataclass(order=True, slots=True)
@@ -29,6 +29,9 @@ class Line:
     def __init__(self) -> None:
         self._entries: list[_Entry] = []
         self._numbers = count()
+        self._tries = 0
+        self._resume: _Entry | None = None
+        """Where the last round ended, before all had tried."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -58,10 +61,19 @@ class Line:
 
     def wake(self) -> None:
         """Something has changed for those who wait."""
+        self._tries = MOST_TRIES
         if self._entries:
             self._entries[0].turn.set()
+        if self._resume in self._entries:
+            self._resume.turn.set()
+        self._resume = None
 
     def _pass_on(self, entry: _Entry) -> None:
         behind = bisect_right(self._entries, entry)
-        if behind < min(len(self._entries), MOST_TRIES):
+        if behind == len(self._entries):
+            return
+        self._tries -= 1
+        if self._tries > 0:
             self._entries[behind].turn.set()
+        else:
+            self._resume = max(self._resume or entry, self._entries[behind])

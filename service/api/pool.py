@@ -127,9 +127,8 @@ class Pool:
         self._reported_at_s = time.monotonic()
         live = sum(view.ready for view in self.views.values())
         if live != self._live:
-            logger.warning(
-                "Pool %r: %d of %d replicas generate.", self.config.name, live, self.config.replicas
-            )
+            known = max(len(self.views), self.config.replicas)
+            logger.warning("Pool %r: %d of %d replicas generate.", self.config.name, live, known)
         self._live = live
 
     def _view(self, report: Report, model: StepModel, asked_at_s: float) -> ReplicaView:
@@ -183,17 +182,18 @@ class Pool:
                 sent.view.prefill_tokens = max(0, sent.view.prefill_tokens - sent.ask.prompt_tokens)
             sent.view.finished(sent.ask)
 
-    async def ask(self, call: Call) -> AsyncGenerator[Message | None, None]:
+    async def ask(self, call: Call, patience_s: float) -> AsyncGenerator[Message | None, None]:
         """What a replica answers: None once it has accepted the request, or a refusal alone.
 
-        Raises UnansweredError, and Ray's RayActorError when the replica is lost.
+        Raises UnansweredError when it does not say within `patience_s`, REPLICA_TIMEOUT_S at most, and Ray's
+        RayActorError when the replica is lost.
         """
         replies: DeploymentResponseGenerator = self._handle.options(stream=True).answer.remote(call)
         try:
             # A replica says at once whether it takes a request; an answer may take long. (In Python 3.11
             # asyncio.wait_for may lose a client's leaving that comes with the reply.)
             try:
-                async with asyncio.timeout(REPLICA_TIMEOUT_S):
+                async with asyncio.timeout(min(patience_s, REPLICA_TIMEOUT_S)):
                     accepted: Any = await anext(replies)
             except TimeoutError:
                 raise UnansweredError from None

@@ -21,6 +21,8 @@ from service.routing.prefixes import Prefixes
 ACCEPT_TIMEOUT_S = 10.0
 """How long a request looks for room, where no SLO says it."""
 FULL_PERIOD_S = 0.1
+LEAST_PATIENCE_S = 0.25
+"""That a replica gets to say whether it takes a request."""
 LONGEST_RETRY_AFTER_S = 60
 CHARACTERS_A_TOKEN = 4
 """Of a prompt, roughly."""
@@ -50,6 +52,7 @@ class _Trip:
     prefix: tuple[int, ...]
     pools: list[Pool]
     arrived_at_s: float
+    in_line: bool = False
     lost: bool = False
     """A replica was lost between taking it and its first word."""
     route: str | None = None
@@ -151,11 +154,15 @@ class Router:
         between taking the request and its first word."""
         while True:
             pool, decision = await self._place(trip)
-            record |= {"pool": pool.config.name, "replica": decision.replica, "route": trip.route}
+            # (Serve's log has a `replica` of its own, the ingress.)
+            record |= {"pool": pool.config.name, "served_by": decision.replica, "route": trip.route}
             accepted, refusal = False, None
             sent = pool.sent(trip.ask, decision.replica)
             try:
-                async with aclosing(pool.ask(replace(trip.call, replica=decision.replica))) as messages:
+                call = replace(trip.call, replica=decision.replica)
+                # Half of the time that is left, so that another can be asked.
+                patience_s = max(LEAST_PATIENCE_S, (self._deadline_s(trip) - time.monotonic()) / 2)
+                async with aclosing(pool.ask(call, patience_s)) as messages:
                     async for message in messages:
                         refusal = message.code if isinstance(message, Answer) and not sent.started else None
                         if refusal == ENGINE_DEAD and accepted and not trip.lost:
@@ -185,8 +192,10 @@ class Router:
                 sent.view.rows = sent.view.rows_limit
             elif sent.view is not None:
                 sent.view.ready = False
-            if self._late(trip):
-                raise self._full(trip) if refusal == POOL_FULL else not_ready(self.model)
+            if refusal == POOL_FULL and time.monotonic() > self._deadline_s(trip):
+                raise self._full(trip)
+            if time.monotonic() > trip.arrived_at_s + ACCEPT_TIMEOUT_S:
+                raise not_ready(self.model)
             await asyncio.sleep(FULL_PERIOD_S)
 
     async def _place(self, trip: _Trip) -> tuple[Pool, Decision]:
@@ -194,22 +203,26 @@ class Router:
         try:
             return await self._line.wait(trip.priority, self._deadline_s(trip), lambda: self._choose(trip))
         except TimeoutError:
-            raise self._full(trip) from None
+            raise (self._full(trip) if self.ready else not_ready(self.model)) from None
 
     def _choose(self, trip: _Trip) -> tuple[Pool, Decision] | None:
-        """What the policy says now; None: wait. Raises ApiError when no replica generates."""
+        """What the policy says now; None: wait. Raises ApiError when no replica generates, unless the request
+        has waited already: then it has time left."""
         fresh = [pool for pool in trip.pools if not pool.stale]
         if not fresh:
             decision = Decision(None, Reason.NO_VIEW)
             trip.route = str(decision)
             return trip.pools[0], decision
         if not any(pool.ready for pool in fresh):
+            if trip.in_line:
+                return None
             raise engine_dead() if trip.lost else not_ready(self.model)
         waited_ms = 1000 * (time.monotonic() - trip.arrived_at_s)
         ask = replace(trip.ask, waited_ms=waited_ms, saved_ms=self._saved_ms(trip))
         decision = self._policy.choose([list(pool.views.values()) for pool in trip.pools], ask)
         trip.route = str(decision)
         if decision.replica is None:
+            trip.in_line = True
             return None
         pool = next(pool for pool in trip.pools if decision.replica in pool.views)
         if pool.config.caches_prefixes:
@@ -268,9 +281,6 @@ class Router:
             return trip.arrived_at_s + ACCEPT_TIMEOUT_S
         # After that the policy sends it nowhere.
         return trip.arrived_at_s + self._policy.margin * trip.ask.ttft_ms / 1000
-
-    def _late(self, trip: _Trip) -> bool:
-        return time.monotonic() > self._deadline_s(trip)
 
     def _full(self, trip: _Trip) -> ApiError:
         """The refusal of a request. The k-th in a row is told to come back when k will have ended."""

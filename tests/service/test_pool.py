@@ -32,6 +32,7 @@ class Played(Pool):
     def __init__(self, config: PoolConfig, play: Callable[[str, Call], Any], replicas: int = 2) -> None:
         super().__init__(config, None, "ingress")  # type: ignore[arg-type]
         self.asked: list[str] = []
+        self.patience_s: list[float] = []
         self._play = play
         self.report(*((f"{config.name}{index}", True, 0) for index in range(replicas)))
 
@@ -43,9 +44,10 @@ class Played(Pool):
         ]
         self._take_over(reports, 0.0)
 
-    async def ask(self, call: Call) -> Any:
+    async def ask(self, call: Call, patience_s: float) -> Any:
         assert call.replica is not None
         self.asked.append(call.replica)
+        self.patience_s.append(patience_s)
         for message in self._play(call.replica, call):
             if isinstance(message, BaseException):
                 raise message
@@ -123,7 +125,7 @@ async def test_what_others_have_filled_spills_to_the_next_pool_and_says_so() -> 
     second = Played(config("b"), lambda *_: SERVED)
     reply, record = await answer(router(first, second))
     assert reply.status == 200
-    assert (record["pool"], record["replica"], record["spilled"]) == ("b", "b0", True)
+    assert (record["pool"], record["served_by"], record["spilled"]) == ("b", "b0", True)
     assert first.asked == ["a0", "a1"], "each was asked once, and is full until it reports"
     assert "a0: no row free; a1: no row free" in record["route"]
 
@@ -241,7 +243,7 @@ async def test_without_reports_serve_picks(monkeypatch: pytest.MonkeyPatch, last
     monkeypatch.setattr(Pool, "stale", property(lambda _: True))
     asked = []
 
-    async def ask(call: Call) -> Any:
+    async def ask(call: Call, patience_s: float) -> Any:
         asked.append(call.replica)
         for message in SERVED:
             yield message
@@ -325,3 +327,65 @@ async def test_tokenizing_is_no_generation() -> None:
     assert reply.status == 200
     assert one._mean_output_tokens == 256
     assert pool.offered.requests == 0
+
+
+@pytest.mark.asyncio
+async def test_many_that_are_too_large_keep_nobody_back() -> None:
+    """More of them than one round of the line tries, and in front by their priority."""
+    slo = Slo(tpot_ms=50.0, ttft_ms=400.0)
+    cost = StepCost(fixed_ms=10, row_ms=0.1, state_ms=0, prefill_token_ms=0.01)
+    gate = asyncio.Event()
+    gate.set()
+    pool = Played(
+        config(slo=slo, cost=cost, max_concurrent_requests=200), lambda *_: [None, gate, *SERVED[1:]]
+    )
+    one = router(pool)
+    hold = [pool.sent(Ask(1, 1), name) for name in ("a0", "a1")]
+    large = [asyncio.create_task(answer(one, Wanted(60_000, 5, -1))) for _ in range(100)]
+    await asyncio.sleep(0.01)
+    small = [asyncio.create_task(answer(one)) for _ in range(5)]
+    for _ in range(40):
+        one._line.wake()
+        await asyncio.sleep(0.005)
+    assert len(pool.asked) == 5, "within 0.36 s, when the large ones are refused"
+    assert [reply.status for reply, _ in await asyncio.gather(*small)] == [200] * 5
+    assert {reply.status for reply, _ in await asyncio.gather(*large)} == {429}
+    assert len(hold) == 2
+
+
+@pytest.mark.asyncio
+async def test_who_waits_goes_on_waiting_while_replicas_are_replaced() -> None:
+    gate = asyncio.Event()
+    pool = Played(
+        config(replicas=1, max_concurrent_requests=1), lambda *_: [None, gate, *SERVED[1:]], replicas=1
+    )
+    one = router(pool, queued=2)
+    runs = asyncio.create_task(answer(one))
+    await asyncio.sleep(0.01)
+    waits = asyncio.create_task(answer(one))
+    await asyncio.sleep(0.01)
+    pool.report(("a0", False, 0))
+    one._line.wake()
+    await asyncio.sleep(0.01)
+    assert not waits.done()
+    assert (await answer(one))[0].status == 503, "who comes now is told so at once"
+    gate.set()
+    pool.report(("new", True, 0))
+    one._line.wake()
+    assert (await waits)[0].status == 200
+    assert pool.asked[-1] == "new"
+    assert (await runs)[0].status == 200
+
+
+@pytest.mark.asyncio
+async def test_a_frozen_pool_leaves_time_for_the_next() -> None:
+    slo, cost = (
+        Slo(tpot_ms=50, ttft_ms=1000),
+        StepCost(fixed_ms=10, row_ms=0.1, state_ms=0, prefill_token_ms=0),
+    )
+    frozen = Played(config(slo=slo, cost=cost), lambda *_: [UnansweredError()])
+    second = Played(config("b", slo=slo, cost=cost), lambda *_: SERVED)
+    reply, record = await answer(router(frozen, second))
+    assert (reply.status, record["pool"]) == (200, "b")
+    assert frozen.asked == ["a0", "a1"]
+    assert frozen.patience_s[0] == pytest.approx(0.45, abs=0.01), "half of 0.9 of the TTFT"
