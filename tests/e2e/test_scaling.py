@@ -9,7 +9,7 @@ from statistics import median
 
 import pytest
 from load import Stream, all_ended, body, open_streams, reached
-from running_service import running, simulated
+from running_service import running, simulated, until
 
 from service.metrics import DESIRED_REPLICAS
 from service.sim.scenario import Scenario, SimPool, SloClass
@@ -54,7 +54,7 @@ def test_replicas_follow_the_load(tmp_path: Path, record_property: Callable[[str
 
         streams = asyncio.run(run())
         assert [(stream.status, stream.done) for stream in streams] == [(200, True)] * 18
-        assert service.scrape().total(DESIRED_REPLICAS) == 1
+        until(lambda: service.scrape().total(DESIRED_REPLICAS) == 1, 15, "the gauge to say so")
         record_property("result", f"replicas {' '.join(map(str, seen))}, 18 of 18 streams whole")
 
 
