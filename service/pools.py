@@ -17,7 +17,6 @@ RESERVED_ENGINE_ARGS = {
 }
 """vLLM engine arguments that the pool sets itself, and the pool's own key for each."""
 
-
 RANKS = ("tensor_parallel_size", "pipeline_parallel_size")
 
 
@@ -33,7 +32,8 @@ def _off_or_merge_interval(value: Any) -> Any:
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Positive
 Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -66,12 +66,8 @@ class StepCost(Settings):
 class Slo(Settings):
     """What requests for a model are promised."""
 
-    tpot_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        description="Time per output token, milliseconds."
-    )
-    ttft_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        description="Time to first token, milliseconds."
-    )
+    tpot_ms: Positive = Field(description="Time per output token, milliseconds.")
+    ttft_ms: Positive = Field(description="Time to first token, milliseconds.")
 
 
 class SimConfig(Settings):
@@ -116,13 +112,13 @@ class PoolConfig(Settings):
     gpus_per_replica: Annotated[int, Field(ge=0)] = Field(
         default=0, description="GPUs that Ray reserves for a replica: tensor times pipeline parallel ranks."
     )
-    cpus_per_replica: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+    cpus_per_replica: Positive = Field(
         default=1, description="CPUs that Ray reserves for a replica: a whole number, or less than 1."
     )
     node_labels: dict[str, str] = Field(
         default_factory=dict, description="Labels that a node must have to run a replica, as Ray writes them."
     )
-    resources: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+    resources: dict[str, Positive] = Field(
         default_factory=dict, description="Custom Ray resources that a replica takes."
     )
     share: Annotated[float, Field(gt=0, lt=1)] | None = Field(
@@ -232,8 +228,8 @@ class PoolConfig(Settings):
     @model_validator(mode="after")
     def _ranks_have_gpus(self) -> "PoolConfig":
         ranks = math.prod(self.engine_args.get(name, 1) for name in RANKS)
-        wanted = self.gpus_per_replica or (1 if self.accelerator is None else 0)
-        if not self.sim and ranks != wanted and (self.gpus_per_replica or self.accelerator):
+        on_gpus = self.gpus_per_replica or self.accelerator
+        if not self.sim and on_gpus and ranks != self.gpus_per_replica:
             raise ValueError(
                 f"gpus_per_replica: expected {ranks}, a GPU for each tensor and pipeline parallel rank; got "
                 f"{self.gpus_per_replica}; correct one of them"
@@ -268,10 +264,6 @@ class PoolConfig(Settings):
     def model_id(self) -> str:
         """Name that requests use for the model, the `model` label of the pool's metrics."""
         return self.served_model_name or self.model
-
-    @property
-    def most_replicas(self) -> int:
-        return self.max_replicas or self.replicas
 
     @property
     def step_model(self) -> StepModel:

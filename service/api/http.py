@@ -15,7 +15,6 @@ from service.api.router import Wanted
 from service.engine.protocol import GRAMMARS, Answer, Endpoint, Message, Usage
 from service.errors import ApiError
 from service.keys import Lease
-from service.routing.prefixes import blocks_of
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 BODY_TIMEOUT_S = 30.0
@@ -27,9 +26,6 @@ MAX_SEQUENCES = 128
 MAX_GRAMMAR_BYTES = 32 * 1024
 """Of what an answer must look like, as JSON: the engine compiles it for all requests in one place, in a time
 that grows faster than its length."""
-BYTES_A_TOKEN = 4
-"""Of a body, roughly: what a request is charged until its usage is known, or if its client leaves before."""
-
 PRIORITY_HEADER = "x-deltalog-priority"
 
 
@@ -102,7 +98,7 @@ def wanted(endpoint: Endpoint, body: dict[str, Any], guess: int, headers: Mappin
         len(prompt) if prompt and listed else max(1, guess),
         asked if isinstance(asked, int) and 0 < asked < 10**7 else None,
         int(priority),
-        blocks_of(prompt if isinstance(prompt, str) else json.dumps(prompt or body.get("messages"))),
+        prompt or body.get("messages"),
         endpoint in ("chat", "completion"),
     )
 

@@ -14,9 +14,9 @@ from starlette.exceptions import HTTPException
 
 from service.api import schema
 from service.api.guard import Guard, lease_of
-from service.api.http import BYTES_A_TOKEN, charge, events, parse_body, read_body, respond, wanted
+from service.api.http import charge, events, parse_body, read_body, respond, wanted
 from service.api.pool import Pool
-from service.api.router import Router
+from service.api.router import BYTES_A_TOKEN, Router
 from service.api.trailers import ignore_trailers
 from service.config import ServiceConfig
 from service.engine.protocol import Answer, Call, Endpoint, Usage
@@ -109,6 +109,7 @@ class Ingress:
         raw = await read_body(request)
         body, lease = parse_body(raw), lease_of(request)
         router, record = self._router(body["model"]), request.state.record
+        # What it is charged until its usage is known, or if its client leaves before.
         lease.tokens = len(raw) // BYTES_A_TOKEN
         call = Call(endpoint, body, request.headers["x-request-id"])
         messages = router.answer(call, wanted(endpoint, body, lease.tokens, request.headers), record)

@@ -74,8 +74,12 @@ class Pool:
     @property
     def room(self) -> int:
         """Requests that its replicas hold at most."""
-        replicas = max(len(self.views), self.config.replicas)
-        return replicas * self.config.max_concurrent_requests
+        return self._replicas * self.config.max_concurrent_requests
+
+    @property
+    def _replicas(self) -> int:
+        """As many as report, and those that are configured where fewer do."""
+        return max(len(self.views), self.config.replicas)
 
     @property
     def stale(self) -> bool:
@@ -127,8 +131,7 @@ class Pool:
         self._reported_at_s = time.monotonic()
         live = sum(view.ready for view in self.views.values())
         if live != self._live:
-            known = max(len(self.views), self.config.replicas)
-            logger.warning("Pool %r: %d of %d replicas generate.", self.config.name, live, known)
+            logger.warning("Pool %r: %d of %d replicas generate.", self.config.name, live, self._replicas)
         self._live = live
 
     def _view(self, report: Report, model: StepModel, asked_at_s: float) -> ReplicaView:

@@ -16,7 +16,7 @@ from service.api.pool import PROBE_PERIOD_S, Pool, UnansweredError
 from service.engine.protocol import Answer, Call, Message, Usage
 from service.errors import ENGINE_DEAD, POOL_FULL, ApiError, engine_dead, not_ready, pool_full, to_api_error
 from service.routing.policy import Ask, Decision, PackSpill, Reason
-from service.routing.prefixes import Prefixes
+from service.routing.prefixes import Prefixes, beginning
 
 ACCEPT_TIMEOUT_S = 10.0
 """How long a request looks for room, where no SLO says it."""
@@ -24,7 +24,7 @@ FULL_PERIOD_S = 0.1
 LEAST_PATIENCE_S = 0.25
 """That a replica gets to say whether it takes a request."""
 LONGEST_RETRY_AFTER_S = 60
-CHARACTERS_A_TOKEN = 4
+BYTES_A_TOKEN = 4
 """Of a prompt, roughly."""
 
 logger = logging.getLogger("ray.serve")
@@ -33,12 +33,12 @@ logger = logging.getLogger("ray.serve")
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What a router goes by: an estimate of the prompt's tokens, the tokens asked for, who waits first (lower
-    numbers do), and the blocks of the prompt's beginning."""
+    numbers do), and the prompt itself, as JSON values, for its beginning."""
 
     prompt_tokens: int
     output_tokens: int | None = None
     priority: int = 0
-    prefix: tuple[int, ...] = ()
+    prompt: Any = None
     generates: bool = True
 
 
@@ -55,8 +55,13 @@ class _Trip:
     in_line: bool = False
     lost: bool = False
     """A replica was lost between taking it and its first word."""
-    route: str | None = None
-    """The last decision, in words."""
+    decision: Decision | None = None
+    """The last."""
+
+    @property
+    def route(self) -> str | None:
+        """The last decision, in words; not for each try, which are many."""
+        return None if self.decision is None else str(self.decision)
 
 
 class Router:
@@ -210,9 +215,8 @@ class Router:
         has waited already: then it has time left."""
         fresh = [pool for pool in trip.pools if not pool.stale]
         if not fresh:
-            decision = Decision(None, Reason.NO_VIEW)
-            trip.route = str(decision)
-            return trip.pools[0], decision
+            trip.decision = Decision(None, Reason.NO_VIEW)
+            return trip.pools[0], trip.decision
         if not any(pool.ready for pool in fresh):
             if trip.in_line:
                 return None
@@ -220,7 +224,7 @@ class Router:
         waited_ms = 1000 * (time.monotonic() - trip.arrived_at_s)
         ask = replace(trip.ask, waited_ms=waited_ms, saved_ms=self._saved_ms(trip))
         decision = self._policy.choose([list(pool.views.values()) for pool in trip.pools], ask)
-        trip.route = str(decision)
+        trip.decision = decision
         if decision.replica is None:
             trip.in_line = True
             return None
@@ -231,11 +235,12 @@ class Router:
 
     def _saved_ms(self, trip: _Trip) -> dict[str, float]:
         """Prefill that each replica's prefix cache would save, by the prompt's beginning."""
+        if not trip.prefix:
+            return {}
         views = {name: view for pool in trip.pools for name, view in pool.views.items()}
         had = self._prefixes.characters(trip.prefix)
         return {
-            name: min(characters / CHARACTERS_A_TOKEN, trip.ask.prompt_tokens)
-            * views[name].model.prefill_token_ms
+            name: min(characters / BYTES_A_TOKEN, trip.ask.prompt_tokens) * views[name].model.prefill_token_ms
             for name, characters in had.items()
             if name in views
         }
@@ -260,7 +265,8 @@ class Router:
         pools = self._in_order()
         # Many ask for far more tokens than they get.
         pools[0].offered.note(ask.prompt_tokens, min(ask.output_tokens, usual))
-        return _Trip(wanted.priority, call, ask, wanted.prefix, pools, time.monotonic())
+        prefix = beginning(wanted.prompt) if any(pool.config.caches_prefixes for pool in pools) else ()
+        return _Trip(wanted.priority, call, ask, prefix, pools, time.monotonic())
 
     def _in_order(self) -> list[Pool]:
         """The pools in spill order, first the one with a share that is owed a request."""

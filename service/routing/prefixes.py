@@ -1,7 +1,9 @@
 """Which replicas have computed the beginning of a prompt, as far as one router has sent it there."""
 
+import json
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 BLOCK_CHARACTERS = 2048
 MOST_BLOCKS = 32
@@ -9,8 +11,10 @@ MOST_BLOCKS = 32
 MOST_KNOWN = 20_000
 
 
-def blocks_of(text: str) -> tuple[int, ...]:
-    """A hash for each whole block of a prompt's text, each with all before it."""
+def beginning(prompt: Any) -> tuple[int, ...]:
+    """A hash for each whole block of a prompt's beginning, each with all before it. `prompt` is text, or what
+    JSON has in its place: tokens, messages."""
+    text = prompt if isinstance(prompt, str) else json.dumps(prompt)
     hashes: list[int] = []
     for number in range(min(len(text) // BLOCK_CHARACTERS, MOST_BLOCKS)):
         block = text[number * BLOCK_CHARACTERS : (number + 1) * BLOCK_CHARACTERS]

@@ -18,7 +18,6 @@ from service.errors import engine_dead, pool_full
 from service.pools import PoolConfig, Slo, StepCost
 from service.routing.cost import StepModel
 from service.routing.policy import Ask, PackSpill
-from service.routing.prefixes import blocks_of
 
 SERVED = [None, Answer(200, "{}"), Usage(3, 5)]
 DEAD = [Answer.of(engine_dead())]
@@ -59,6 +58,17 @@ class Played(Pool):
 
 def config(name: str = "a", **settings: Any) -> PoolConfig:
     return PoolConfig(**{"name": name, "model": "m", "replicas": 2, "max_concurrent_requests": 2} | settings)
+
+
+def promised(tpot_ms: float, ttft_ms: float, prefill_token_ms: float = 0.01) -> dict[str, Any]:
+    """An SLO, and steps of 10 ms and 0.1 ms a row to keep it by."""
+    cost = StepCost(fixed_ms=10, row_ms=0.1, state_ms=0, prefill_token_ms=prefill_token_ms)
+    return {"slo": Slo(tpot_ms=tpot_ms, ttft_ms=ttft_ms), "cost": cost}
+
+
+def answers_after(gate: asyncio.Event) -> Callable[[str, Call], Any]:
+    """A replica that accepts at once and answers when the gate opens."""
+    return lambda *_: [None, gate, *SERVED[1:]]
 
 
 def router(*pools: Pool, queued: int = 0) -> Router:
@@ -134,7 +144,7 @@ async def test_what_others_have_filled_spills_to_the_next_pool_and_says_so() -> 
 async def test_own_dispatches_correct_a_report() -> None:
     """Requests that are on their way when a report comes are not in it."""
     gate = asyncio.Event()
-    pool = Played(config(), lambda *_: [None, gate, *SERVED[1:]])
+    pool = Played(config(), answers_after(gate))
     one = router(pool)
     asked = [asyncio.create_task(answer(one)) for _ in range(4)]
     await asyncio.sleep(0.01)
@@ -183,9 +193,7 @@ async def test_who_waits_goes_by_priority_then_by_arrival() -> None:
 async def test_who_leaves_the_queue_lets_the_next_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routers, "ACCEPT_TIMEOUT_S", 0.05)
     gate = asyncio.Event()
-    pool = Played(
-        config(replicas=1, max_concurrent_requests=1), lambda *_: [None, gate, *SERVED[1:]], replicas=1
-    )
+    pool = Played(config(replicas=1, max_concurrent_requests=1), answers_after(gate), replicas=1)
     one = router(pool, queued=2)
     runs = asyncio.create_task(answer(one))
     await asyncio.sleep(0.001)
@@ -207,12 +215,11 @@ async def test_who_leaves_the_queue_lets_the_next_go(monkeypatch: pytest.MonkeyP
 @pytest.mark.asyncio
 async def test_requests_wait_where_the_slo_leaves_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a margin of 0.9, two rows take 10.2 ms of 11.4; three would still, a fourth 10.4 > 10.3."""
-    slo = Slo(tpot_ms=11.45, ttft_ms=60.0)
-    cost = StepCost(fixed_ms=10, row_ms=0.1, state_ms=0, prefill_token_ms=0.01)
+    slo = promised(tpot_ms=11.45, ttft_ms=60.0)
     gate = asyncio.Event()
     pool = Played(
-        config(slo=slo, cost=cost, replicas=1, max_concurrent_requests=8),
-        lambda *_: [None, gate, *SERVED[1:]],
+        config(replicas=1, max_concurrent_requests=8, **slo),
+        answers_after(gate),
         replicas=1,
     )
     one = router(pool)
@@ -261,7 +268,7 @@ async def test_a_prompt_goes_where_its_beginning_is() -> None:
     one = router(pool := Played(config(max_concurrent_requests=8), lambda *_: SERVED))
 
     async def to(text: str) -> str:
-        await answer(one, Wanted(2500, 5, prefix=blocks_of(text)))
+        await answer(one, Wanted(2500, 5, prompt=text))
         return pool.asked[-1]
 
     assert await to(start) == "a0"
@@ -281,10 +288,9 @@ async def test_a_prompt_goes_where_its_beginning_is() -> None:
 async def test_what_is_too_large_does_not_keep_back_what_fits() -> None:
     """A prompt that no replica can take in time while others run waits; shorter ones behind it go on, and its
     own time ends."""
-    slo = Slo(tpot_ms=50.0, ttft_ms=400.0)
-    cost = StepCost(fixed_ms=10, row_ms=0.1, state_ms=0, prefill_token_ms=0.01)
+    slo = promised(tpot_ms=50.0, ttft_ms=400.0)
     gate = asyncio.Event()
-    pool = Played(config(slo=slo, cost=cost, max_concurrent_requests=8), lambda *_: [None, gate, *SERVED[1:]])
+    pool = Played(config(max_concurrent_requests=8, **slo), answers_after(gate))
     one = router(pool)
     running = [asyncio.create_task(answer(one)) for _ in range(2)]
     await asyncio.sleep(0.01)
@@ -320,8 +326,9 @@ async def test_what_ended_since_a_report_was_asked_for_is_not_counted() -> None:
 
 @pytest.mark.asyncio
 async def test_tokenizing_is_no_generation() -> None:
-    pool = Played(config(slo=Slo(tpot_ms=20, ttft_ms=10), cost=StepCost(fixed_ms=10, row_ms=0.1, state_ms=0,
-                  prefill_token_ms=1)), lambda *_: [None, Answer(200, "{}"), Usage(0, 0)])  # fmt: skip
+    pool = Played(
+        config(**promised(20, 10, prefill_token_ms=1)), lambda *_: [None, Answer(200, "{}"), Usage(0, 0)]
+    )
     one = router(pool)
     reply, _ = await answer(one, Wanted(100_000, None, generates=False))
     assert reply.status == 200
@@ -332,13 +339,10 @@ async def test_tokenizing_is_no_generation() -> None:
 @pytest.mark.asyncio
 async def test_many_that_are_too_large_keep_nobody_back() -> None:
     """More of them than one round of the line tries, and in front by their priority."""
-    slo = Slo(tpot_ms=50.0, ttft_ms=400.0)
-    cost = StepCost(fixed_ms=10, row_ms=0.1, state_ms=0, prefill_token_ms=0.01)
+    slo = promised(tpot_ms=50.0, ttft_ms=400.0)
     gate = asyncio.Event()
     gate.set()
-    pool = Played(
-        config(slo=slo, cost=cost, max_concurrent_requests=200), lambda *_: [None, gate, *SERVED[1:]]
-    )
+    pool = Played(config(max_concurrent_requests=200, **slo), answers_after(gate))
     one = router(pool)
     hold = [pool.sent(Ask(1, 1), name) for name in ("a0", "a1")]
     large = [asyncio.create_task(answer(one, Wanted(60_000, 5, -1))) for _ in range(100)]
@@ -356,9 +360,7 @@ async def test_many_that_are_too_large_keep_nobody_back() -> None:
 @pytest.mark.asyncio
 async def test_who_waits_goes_on_waiting_while_replicas_are_replaced() -> None:
     gate = asyncio.Event()
-    pool = Played(
-        config(replicas=1, max_concurrent_requests=1), lambda *_: [None, gate, *SERVED[1:]], replicas=1
-    )
+    pool = Played(config(replicas=1, max_concurrent_requests=1), answers_after(gate), replicas=1)
     one = router(pool, queued=2)
     runs = asyncio.create_task(answer(one))
     await asyncio.sleep(0.01)
@@ -379,12 +381,9 @@ async def test_who_waits_goes_on_waiting_while_replicas_are_replaced() -> None:
 
 @pytest.mark.asyncio
 async def test_a_frozen_pool_leaves_time_for_the_next() -> None:
-    slo, cost = (
-        Slo(tpot_ms=50, ttft_ms=1000),
-        StepCost(fixed_ms=10, row_ms=0.1, state_ms=0, prefill_token_ms=0),
-    )
-    frozen = Played(config(slo=slo, cost=cost), lambda *_: [UnansweredError()])
-    second = Played(config("b", slo=slo, cost=cost), lambda *_: SERVED)
+    slo = promised(tpot_ms=50, ttft_ms=1000, prefill_token_ms=0)
+    frozen = Played(config(**slo), lambda *_: [UnansweredError()])
+    second = Played(config("b", **slo), lambda *_: SERVED)
     reply, record = await answer(router(frozen, second))
     assert (reply.status, record["pool"]) == (200, "b")
     assert frozen.asked == ["a0", "a1"]
