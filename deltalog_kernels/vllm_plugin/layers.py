@@ -50,7 +50,7 @@ class LoggedLayer:
     def get_state_dtype(self) -> tuple[torch.dtype, ...]:
         states: tuple[torch.dtype, ...] = self.stock.get_state_dtype(self)
         if not self.logged:
-            return states  # vLLM's own constructor asks, for its two
+            return states  # vLLM's own code asks, for its two
         # Kimi's own layer does not ask for the dtype that its model sizes the page with.
         return (states[0], self.layout.state_dtype, *log_states(self.layout)[1])
 
@@ -143,6 +143,12 @@ class DeltaLogQwenGDN(LoggedLayer, QwenGatedDeltaNetAttention):
             self.fold(metadata)
             with self.prefill_alone(metadata):
                 super()._forward_core(*(x[decodes:] for x in (mixed_qkv, b, a, core_attn_out)))
+
+    def _warmup_prefill_kernels(self, *args: Any) -> None:
+        """vLLM's own, which asks for the dtypes of its two states."""
+        self.logged = False
+        super()._warmup_prefill_kernels(*args)
+        self.logged = True
 
     def forward_cpu(self, hidden_states: Tensor) -> Tensor:
         """vLLM's projections around our core; hidden_states [tokens, hidden]."""

@@ -14,7 +14,6 @@ from typing import Any
 
 from vllm import __version__ as vllm_version
 from vllm import envs
-from vllm.config import VllmConfig
 from vllm.model_executor.models import ModelRegistry
 from vllm.model_executor.models.config import MODELS_CONFIG_MAP, VerifyAndUpdateConfig
 from vllm.platforms import current_platform
@@ -75,7 +74,7 @@ SEAMS = (
     Seam(
         f"{_GDN}.qwen_gdn_linear_attn:QwenGatedDeltaNetAttention",
         ("forward_cpu", "get_state_shape", "get_state_dtype", "get_attn_backend", "bind_kv_cache",
-         "fix_query_key_value_ordering", "_output_projection"),
+         "fix_query_key_value_ordering", "_output_projection", "_warmup_prefill_kernels"),
         "the GDN layer",
     ),
     Seam(
@@ -175,11 +174,3 @@ def problems() -> list[str]:
         (allowed, f"VLLM_PLUGINS to be unset or to name deltalog, got {envs.VLLM_PLUGINS}; change it"),
     ]
     return [*problems_here(), *(f"expected {expectation}" for met, expectation in expectations if not met)]
-
-
-def in_tree_replay(vllm_config: VllmConfig) -> bool:
-    """Whether vLLM has a replay of its own for this model."""
-    return bool(
-        vllm_config.cache_config.use_replayssm
-        or getattr(vllm_config.model_config, "supports_replayssm", False)
-    )

@@ -59,8 +59,10 @@ def _reasons_to_stand_aside(vllm_config: VllmConfig) -> Iterator[str]:
         yield f"expected recurrent heads of {allowed}, got {' by '.join(map(str, dims))}"
     if vllm_config.speculative_config is not None:
         yield "expected no speculative decoding (a log keeps no rejected drafts), got it"
-    if seams.in_tree_replay(vllm_config):
-        yield "expected a vLLM without a replay of its own for this model, got one, which serves it"
+    if vllm_config.cache_config.use_replayssm:
+        yield "expected no --use-replayssm (vLLM's own log of updates), got it, and it serves"
+    if (kimi_sizes(vllm_config) or {}).get("use_full_rank_gate"):
+        yield "expected KDA with a low-rank output gate, got a full-rank one (Kimi-K3's layer)"
 
 
 def kimi_sizes(vllm_config: VllmConfig) -> dict[str, Any] | None:

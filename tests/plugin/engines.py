@@ -42,7 +42,9 @@ PLATFORM: dict[str, Any] = (
     if current_platform.is_cpu()
     else {
         "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
-        "gpu_memory_utilization": 0.2,
+        # As on the CPU. vLLM checks the share and, with the bytes given, measures nothing.
+        "kv_cache_memory_bytes": 2**30,
+        "gpu_memory_utilization": 0.05,
     }
 )
 ADDITIONAL: dict[str, Any] = {} if current_platform.is_cpu() else {"gdn_prefill_backend": "triton"}

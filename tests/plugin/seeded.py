@@ -34,15 +34,14 @@ def without_fill(patch: pytest.MonkeyPatch) -> None:
 
 def without_merge(patch: pytest.MonkeyPatch) -> None:
     """The token that should merge is appended over the last entry."""
-    real = layers.gdn_fused_step
+    real = layers.LoggedLayer.decode_at
 
-    def never_merge(*tensors: Any, memory: SlotMemory, positions: Any, phase_offset: int, **rest: Any) -> Any:
-        last = memory.layout.merge_interval - 1
-        merging = live_length(positions, last + 1, phase_offset) == last
-        before = positions - merging.to(positions.dtype)
-        return real(*tensors, memory=memory, positions=before, phase_offset=phase_offset, **rest)
+    def never_merge(self: Any, *arguments: Any) -> dict[str, Any]:
+        at, last = real(self, *arguments), self.layout.merge_interval - 1
+        merging = live_length(at["positions"], last + 1, at["phase_offset"]) == last
+        return at | {"positions": at["positions"] - merging.to(at["positions"].dtype)}
 
-    patch.setattr(layers, "gdn_fused_step", never_merge)
+    patch.setattr(layers.LoggedLayer, "decode_at", never_merge)
 
 
 def with_stale_positions(patch: pytest.MonkeyPatch) -> None:

@@ -72,20 +72,20 @@ def test_a_missing_merge_shows(engine_model, texts, stock, monkeypatch):
 
 
 def test_prefix_cache_hits_copy_the_log(engine_model, poisoned_pages):
-    """M = 7 does not divide the block of 320, so its page moves on with five live entries: those of a decode
-    here, which later prompts hit in the cache and must fold."""
-    [first] = random_texts([300], tokens=60, seed=2)
-    suffixes = random_texts([5, 6, 7, 40], tokens=60, seed=3)
-    texts = [Text(first.prompt + first.forced + text.prompt, text.forced) for text in suffixes]
+    """M = 7 does not divide the block, so its page moves on with live entries: those of a decode here, which
+    later prompts hit in the cache and must fold."""
     caching = {"enable_prefix_caching": True, "block_size": 32, "max_num_batched_tokens": 512}
     results, hits = {}, {}
-    for interval in (None, 7):
+    for interval in (7, None):
         with engine(engine_model, interval, **caching) as llm:
+            if interval:
+                block = llm.llm_engine.vllm_config.cache_config.block_size
+                [first] = random_texts([block - 20], tokens=60, seed=2)
+                suffixes = random_texts([5, 6, 7, 40], tokens=60, seed=3)
+                texts = [Text(first.prompt + first.forced + text.prompt, text.forced) for text in suffixes]
             results[interval] = teacher_forced(llm, [first]) + teacher_forced(llm, texts)
             hits[interval] = metric(llm, "vllm:prefix_cache_hits")
-            block = llm.llm_engine.vllm_config.cache_config.block_size
-    assert 300 < block < 360
-    assert block % 7 == 5
+    assert block % 7
     assert hits[7] >= block
     assert Difference.of(results[7], results[None]).within(TO_STOCK)
 

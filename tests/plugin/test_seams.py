@@ -57,7 +57,8 @@ def test_a_broken_seam_names_itself_and_decode_is_stock(seam, demo_model, fresh)
     assert seam.why in fault
     assert f"in vLLM {seams.vllm_version}" in fault
     assert recurrent_layout(config) is None
-    assert fault in str(support.aside(config))
+    # A class that is broken breaks the seams of its methods too; the first is given.
+    assert support.aside(config) in seams.broken()
 
 
 def test_a_target_that_is_gone_is_named_too():
@@ -92,7 +93,7 @@ def test_speculative_decoding_is_left_to_vllm(demo_model):
 def test_a_replay_of_vllms_own_is_left_to_it(demo_model, monkeypatch):
     config = configure(demo_model)
     monkeypatch.setattr(config.cache_config, "use_replayssm", True)
-    assert "a replay of its own" in str(support.aside(config))
+    assert "no --use-replayssm" in str(support.aside(config))
 
 
 assert engines  # sets the environment before vLLM is imported
