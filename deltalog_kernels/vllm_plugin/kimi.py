@@ -37,8 +37,10 @@ class DeltaLogKimiKDA(LoggedLayer, KimiGatedDeltaNetAttention):
         rows = decodes if metadata.num_prefills else metadata.num_actual_tokens
         if rows:
             self._decode(metadata, mixed_qkv[:rows], g1[0, :rows], beta[0, :rows], core_attn_out[0, :rows])
+            # Row-contiguous views: vLLM's norm works in place and answers with a view of its own.
             normed = slice(rows if metadata.num_prefills else None)
-            core_attn_out[:, normed].copy_(self.o_norm(core_attn_out[:, normed], g2[normed]))
+            decoded = core_attn_out[0, normed]
+            decoded.copy_(self.o_norm(decoded, g2[normed]))
         if metadata.prefill_only is not None:
             self.fold(metadata)
             with self.prefill_alone(metadata):
@@ -47,7 +49,7 @@ class DeltaLogKimiKDA(LoggedLayer, KimiGatedDeltaNetAttention):
                     g1[:, decodes:],
                     g2[decodes:],
                     beta[:, decodes:],
-                    core_attn_out[:, decodes:],
+                    core_attn_out[0, decodes:].unsqueeze(0),
                 )
 
     def _decode(

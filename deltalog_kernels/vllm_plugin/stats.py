@@ -82,7 +82,8 @@ class StepCounters:
 
 
 def snapshot(parts: Sequence[StepCounters]) -> dict[str, Any]:
-    """Totals of a worker since it started, as plain numbers; ``parts`` is one for each metadata builder.
+    """Totals of a worker since it started, vLLM's warm-up included, as plain numbers; ``parts`` holds one for
+    each metadata builder.
 
     merges counts each layer's log; live_entries is the state after the last step, over its decode rows
     and all layers; bytes are this tensor-parallel rank's share. write_through_bytes is what the

@@ -30,7 +30,7 @@ GPU_MODELS = {
 }
 """vLLM's CPU backend runs none of these, or needs what does not load beside it."""
 MODELS = CPU_MODELS | ({} if current_platform.is_cpu() else GPU_MODELS)
-"""Module and class of this package for each architecture that this platform serves with a log."""
+"""Module and class of this package for each architecture; seams.VERIFIED says which of them serve."""
 
 
 def active(vllm_config: VllmConfig) -> DeltaLogConfig | None:
@@ -50,8 +50,12 @@ def aside(vllm_config: VllmConfig) -> str | None:
 def _reasons_to_stand_aside(vllm_config: VllmConfig) -> Iterator[str]:
     yield from seams.problems_here()
     architecture = vllm_config.model_config.architecture
-    if architecture not in MODELS:
-        yield f"expected a model with architecture {', '.join(MODELS)}, got {architecture}"
+    verified = seams.VERIFIED.get(current_platform.device_type, ())
+    if architecture not in verified:
+        yield (
+            f"expected a model with architecture {', '.join(verified)}, whose decode with a log is verified "
+            f"on {current_platform.device_type}, got {architecture}"
+        )
         return
     dims = _head_dims(vllm_config)
     if current_platform.is_cuda() and not set(dims) <= set(GPU_DIMS):

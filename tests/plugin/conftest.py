@@ -69,7 +69,17 @@ KIMI = {
 }
 
 
-@pytest.fixture(scope="session", params=["qwen", "kimi"] if torch.cuda.is_available() else ["qwen"])
+KINDS = {"qwen": "Qwen3NextForCausalLM", "kimi": "KimiLinearForCausalLM"}
+
+
+def verified_kinds() -> list[str]:
+    from deltalog_kernels.vllm_plugin.seams import VERIFIED
+
+    here = VERIFIED["cuda" if torch.cuda.is_available() else "cpu"]
+    return [kind for kind, architecture in KINDS.items() if architecture in here]
+
+
+@pytest.fixture(scope="session", params=verified_kinds())
 def engine_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model, and on a GPU also a Kimi-Linear of its size (vLLM's CPU backend has no KDA)."""
     if request.param == "qwen":

@@ -60,11 +60,12 @@ def with_stale_positions(patch: pytest.MonkeyPatch) -> None:
 
 
 def with_real_padding(patch: pytest.MonkeyPatch) -> None:
-    """Rows of padding decode into the slot of somebody."""
+    """Rows of padding decode into the slot of the first row."""
     real = layers.LoggedLayer.decode_at
 
     def decode_at(self: Any, *arguments: Any) -> dict[str, Any]:
         at = real(self, *arguments)
-        return at | {"slot_ids": at["slot_ids"].clamp(min=1)}
+        slots = at["slot_ids"]
+        return at | {"slot_ids": torch.where(slots == 0, slots[0], slots)}
 
     patch.setattr(layers.LoggedLayer, "decode_at", decode_at)

@@ -11,12 +11,15 @@ import pytest
 import seeded
 import torch
 from engines import TO_STOCK, Difference, Text, engine, metric, random_texts, teacher_forced
+from vllm.platforms import current_platform
 
 PROMPT_LENGTHS = [3, 17, 40, 64, 65, 100, 150, 201]
 CHUNKED = {"enable_chunked_prefill": True, "max_num_batched_tokens": 64, "enable_prefix_caching": False}
 
 
-BETWEEN_INTERVALS = Difference(largest=0.3, mean=0.025)
+# On a GPU two intervals differ as either does from stock: by 0.24 at most and 0.030 on average (measured on
+# an H200 with the demo model; the Kimi-Linear of these tests by 0.13 and 0.009).
+BETWEEN_INTERVALS = Difference(largest=0.3, mean=0.025) if current_platform.is_cpu() else TO_STOCK
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from engines import ADDITIONAL
 
 
 def free_port() -> int:
@@ -19,7 +20,7 @@ def free_port() -> int:
 
 
 def vllm_serve(model: Path, section: object, port: int, log: Path) -> subprocess.Popen:
-    additional = json.dumps({"deltalog": section})
+    additional = json.dumps(ADDITIONAL | {"deltalog": section})
     command = [Path(sys.executable).with_name("vllm"), "serve", model, "--additional-config", additional]
     flags = ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512"]
     environment = os.environ | {
@@ -32,6 +33,12 @@ def vllm_serve(model: Path, section: object, port: int, log: Path) -> subprocess
     }
     with log.open("w") as output:
         return subprocess.Popen([*command, *flags], env=environment, stdout=output, stderr=output)
+
+
+def merges(client: httpx.Client) -> int:
+    reply = client.post("/collective_rpc", json={"method": "deltalog_counters"}).raise_for_status()
+    [counters] = reply.json()["results"]
+    return counters["merges"]
 
 
 def test_vllm_serve_decodes_with_a_log(demo_model, tmp_path):
@@ -54,16 +61,16 @@ def test_vllm_serve_decodes_with_a_log(demo_model, tmp_path):
                 "max_tokens": 33,
                 "ignore_eos": True,
             }
+            before = merges(client)
             answer = client.post("/v1/completions", json=body).raise_for_status().json()
             assert answer["usage"]["completion_tokens"] == 33
-            reply = client.post("/collective_rpc", json={"method": "deltalog_counters"}).raise_for_status()
-            [counters] = reply.json()["results"]
+            merged = merges(client) - before
     finally:
         server.terminate()
         server.wait(30)
     prompt = answer["usage"]["prompt_tokens"]
     merging = [position for position in range(prompt, prompt + 32) if position % 8 == 7]
-    assert counters["merges"] == 3 * len(merging) == 12
+    assert merged == 3 * len(merging) == 12
 
 
 @pytest.mark.parametrize("interval", [0, "fast"])
