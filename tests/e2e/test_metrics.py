@@ -7,24 +7,23 @@ import openai
 import pytest
 from running_service import RunningService, until
 
-from service import metrics
-from service.metrics import (
-    DESIRED_REPLICAS,
+from service.metrics import SPECS
+from service.metrics.log import LIVE_ENTRIES, MERGE_INTERVAL, MERGES, STATE_BYTES, WRITE_THROUGH_BYTES
+from service.metrics.requests import (
+    DURATION,
     GENERATED_TOKENS,
     ITL,
-    LIVE_ENTRIES,
-    MERGE_INTERVAL,
-    MERGES,
     REQUESTS,
-    STATE_BYTES,
+    SLO_SEQUENCES,
+    SLO_TPOT,
+    SLO_TTFT,
     TPOT,
     TTFT,
-    WRITE_THROUGH_BYTES,
-    MetricSpec,
 )
+from service.metrics.routing import DESIRED_REPLICAS
+from service.metrics.spec import MetricSpec
+from service.metrics.steps import BREAK_EVEN, DECODE_BATCH, PREDICTED_STEP_SECONDS, RECURRENT_SHARE, STEPS
 from service.scrape import Scrape
-
-SPECS = [spec for spec in vars(metrics).values() if isinstance(spec, MetricSpec)]
 
 # The demo model: three recurrent layers of 4 key heads and 8 value heads of 64, base and update in fp32,
 # key in bf16, one fp32 log-decay a value head.
@@ -32,6 +31,12 @@ LAYERS, M = 3, 8
 BASE_BYTES = 8 * 64 * 64 * 4
 ENTRY_BYTES = 4 * 64 * 2 + 8 * 64 * 4 + 8 * 4
 TOKENS = 97
+
+CONDITIONAL = {
+    *(DESIRED_REPLICAS, SLO_SEQUENCES, SLO_TPOT, SLO_TTFT),
+    *(PREDICTED_STEP_SECONDS, RECURRENT_SHARE, BREAK_EVEN),
+}
+"""This pool does not scale, promises nothing and does not say what its steps cost."""
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +70,7 @@ def test_every_metric_is_exported_with_all_its_series(readings: tuple[Scrape, Sc
         series = [labels for labels, _ in scrape.samples[spec.prom_name + suffix]]
         assert all(labels["pool"] == "test" and labels["model"] == "demo" for labels in series)
         found = {tuple(labels[name] for name in spec.labels) for labels in series}
-        # This pool does not scale.
-        expected = set() if spec is DESIRED_REPLICAS else set(product(*spec.labels.values()))
+        expected = set() if spec in CONDITIONAL else set(product(*spec.labels.values()))
         assert found == expected, spec.name
 
 
@@ -79,8 +83,25 @@ def test_histograms_have_the_declared_buckets(readings: tuple[Scrape, Scrape, An
 
 def test_latencies_have_one_sample_each(readings: tuple[Scrape, Scrape, Any]) -> None:
     before, after, _ = readings
-    samples = [after.total(spec, "_count") - before.total(spec, "_count") for spec in (TTFT, ITL, TPOT)]
-    assert samples == [1, TOKENS - 1, 1]
+    specs = (TTFT, ITL, TPOT, DURATION)
+    samples = [after.total(spec, "_count") - before.total(spec, "_count") for spec in specs]
+    assert samples == [1, TOKENS - 1, 1, 1]
+    ttft, itl, tpot, duration = (after.total(spec, "_sum") - before.total(spec, "_sum") for spec in specs)
+    assert tpot * (TOKENS - 1) == pytest.approx(itl, rel=0.02)
+    assert ttft + itl == pytest.approx(duration, rel=0.05)
+
+
+def test_steps_are_counted_by_their_batch(readings: tuple[Scrape, Scrape, Any]) -> None:
+    before, after, _ = readings
+
+    def counted(**labels: str) -> float:
+        return after.total(STEPS, **labels) - before.total(STEPS, **labels)
+
+    # The first step of a busy time has none before it to be measured from.
+    assert TOKENS - 2 <= counted(batch="1") <= TOKENS
+    assert counted(mode="mixed") <= 3
+    samples = after.total(DECODE_BATCH, "_count") - before.total(DECODE_BATCH, "_count")
+    assert samples == counted()
 
 
 def test_each_generated_sequence_has_its_own_latencies(service: RunningService) -> None:
