@@ -38,8 +38,8 @@ DECISIONS = MetricSpec(
     "counter",
     "decisions",
     "Requests by why they went to their replica (pack, open, balance, affinity; empty: none keeps the SLO, "
-    "and waiting would not help; least_loaded: without a view of the pool) or nowhere (refused); wait counts, "
-    "besides, those that had to wait for room first.",
+    "and waiting would not help; least_loaded: without a view of the pool) or nowhere (refused). Those that "
+    "had to wait for room first count once more, as wait.",
     labels={"reason": (*PLACED.values(), WAITED, REFUSED)},
 )
 DECISION_SECONDS = MetricSpec(
