@@ -28,6 +28,13 @@ class EngineLogger(StatLoggerBase):
         self.metrics = LatencyMetrics(self._pool)
         self._steps = StepMetrics(self._pool)
 
+    def publish(self, running: int) -> None:
+        """Say what is not said step by step."""
+        assert self.metrics is not None
+        assert self._steps is not None
+        self.metrics.publish(running)
+        self._steps.publish()
+
     def log_engine_initialized(self) -> None:
         pass
 

@@ -194,7 +194,8 @@ class SimEngine:
     async def publish(self) -> None:
         assert self._metrics is not None
         running = {row.request for row in [*self._running, *self._waiting] if not row.request.gone}
-        self._metrics.running_requests.set(len(running))
+        self._metrics.publish(len(running))
+        self._steps.publish()
 
     def shutdown(self) -> None:
         self._stepping.cancel()

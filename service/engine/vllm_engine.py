@@ -162,8 +162,7 @@ class VllmEngine:
         return EngineLoad(backlog, self._logger.prefill_per_step, self._logger.calibration.learned)
 
     async def publish(self) -> None:
-        assert self._logger.metrics is not None
-        self._logger.metrics.running_requests.set(self._llm.get_num_unfinished_requests())
+        self._logger.publish(self._llm.get_num_unfinished_requests())
         if self._deltalog is not None:
             self._deltalog.update(await self._ask_workers("deltalog_counters"))
 

@@ -44,13 +44,13 @@ class ReplicaMetrics:
         self._start = REPLICA_START.bind(pool)
         self._start.observe(start_s)
         self._build = BUILD_INFO.bind(pool)
-        self._build.set(1, tags={name: value for name, (value,) in BUILD_INFO.labels.items()})
         self._held = ACCELERATOR_SECONDS.bind(pool)
         self._accelerators = max(1, pool.gpus_per_replica)
         self._since_s = time.monotonic() - start_s
 
     def publish(self) -> None:
-        """Count the time since the last call, or since the start."""
+        """Count the time since the last call, or since the start; say the versions again, which Ray forgets."""
         now_s = time.monotonic()
         self._held.inc(self._accelerators * (now_s - self._since_s))
         self._since_s = now_s
+        self._build.set(1, tags={name: value for name, (value,) in BUILD_INFO.labels.items()})

@@ -80,15 +80,19 @@ class LatencyMetrics:
         self._tpot_sum = TPOT_SUM.bind(pool)
         self._duration = DURATION.bind(pool)
         self.generated_tokens = GENERATED_TOKENS.bind(pool)
-        self.running_requests = RUNNING_REQUESTS.bind(pool)
+        self._running_requests = RUNNING_REQUESTS.bind(pool)
         self._slo = pool.slo
         if self._slo is not None:
             self._sequences = SLO_SEQUENCES.bind(pool)
             self._promised = SLO_TPOT.bind(pool), SLO_TTFT.bind(pool)
-            for gauge, promised_ms in zip(
-                self._promised, (self._slo.tpot_ms, self._slo.ttft_ms), strict=True
-            ):
-                gauge.set(promised_ms / 1000)
+
+    def publish(self, running: int) -> None:
+        """Say that the engine holds ``running`` requests. (Ray forgets a gauge that is not set again.)"""
+        self._running_requests.set(running)
+        if self._slo is not None:
+            tpot, ttft = self._promised
+            tpot.set(self._slo.tpot_ms / 1000)
+            ttft.set(self._slo.ttft_ms / 1000)
 
     def finished(self, ttft_s: float, duration_s: float, tokens: int) -> None:
         """A sequence of ``tokens`` tokens ended, ``duration_s`` after it arrived."""

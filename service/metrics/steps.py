@@ -66,6 +66,10 @@ class StepMetrics:
             self._predicted = PREDICTED_STEP_SECONDS.bind(pool)
             self._share = RECURRENT_SHARE.bind(pool)
             self._break_even = BREAK_EVEN.bind(pool)
+
+    def publish(self) -> None:
+        """Say again what does not change, which Ray forgets otherwise."""
+        if self._cost is not None:
             self._break_even.set(self._cost.break_even_rows)
 
     def step(self, rows: int, prefill_tokens: int, seconds: float) -> None:

@@ -109,6 +109,7 @@ def test_steps_by_mode_and_batch_and_what_their_cost_says(recorders: dict[str, R
     as_configured = 5 * 10 + 0.75 * 1008 + 0.1 * 70
     assert predicted[("configured",)] == pytest.approx(as_configured / 1000)
     assert predicted[("write_through",)] == pytest.approx((as_configured + 1008) / 1000)
+    steps.publish()
     assert recorders["deltalog_recurrent_share_estimated_ratio"].series == {(): 250 / 760}
     assert recorders["deltalog_break_even_rows"].series == {(): cost.model.break_even_rows}
 
@@ -131,7 +132,9 @@ def test_a_sequence_meets_its_slo_or_not(
     recorders: dict[str, Recorder], ttft_s: float, duration_s: float, tokens: int, verdicts: tuple[str, str]
 ) -> None:
     slo = Slo(tpot_ms=21, ttft_ms=200)
-    LatencyMetrics(POOL.model_copy(update={"slo": slo})).finished(ttft_s, duration_s, tokens)
+    latencies = LatencyMetrics(POOL.model_copy(update={"slo": slo}))
+    latencies.finished(ttft_s, duration_s, tokens)
+    latencies.publish(running=3)
     assert recorders["deltalog_slo_sequences_total"].series == {verdicts: 1}
     assert recorders["deltalog_slo_tpot_seconds"].series == {(): 0.021}
     assert recorders["deltalog_request_duration_seconds"].samples == [duration_s]
