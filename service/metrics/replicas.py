@@ -49,7 +49,7 @@ class ReplicaMetrics:
         self._since_s = time.monotonic() - start_s
 
     def publish(self) -> None:
-        """Count the time since the last call, or since the start; say the versions again, which Ray forgets."""
+        """Count the time since the last call, or the start; say the versions again, which Ray forgets."""
         now_s = time.monotonic()
         self._held.inc(self._accelerators * (now_s - self._since_s))
         self._since_s = now_s
