@@ -8,7 +8,7 @@ import promql_parser as promql
 
 from dashboards.boards.engine import NODE_METRICS
 from dashboards.panels import TAG
-from dashboards.promql import EACH, WINDOW
+from dashboards.promql import EACH, HISTOGRAM_PARTS, WINDOW
 from service.metrics import SPECS, log, requests, routing, steps
 
 Board = dict[str, Any]
@@ -22,7 +22,7 @@ REPEATED = {
     )
 }
 """Gauges that every ingress or replica repeats: a sum would count them twice."""
-PARTS = {"counter": ("",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+PARTS = {"counter": ("",), "gauge": ("",), "histogram": tuple(f"_{part}" for part in HISTOGRAM_PARTS)}
 OURS = {f"{spec.prom_name}{part}": spec for spec in SPECS for part in PARTS[spec.kind]}
 
 

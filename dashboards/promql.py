@@ -6,10 +6,13 @@ WINDOW = "$__rate_interval"
 EACH = ("pool", "model")
 """What a series of a board stands for. Every other label splits it when a replica comes or goes."""
 
+HISTOGRAM_PARTS = ("bucket", "count")
+"""Ray's exporter rebuilds a histogram's sum from the middles of its buckets: no mean comes from it."""
+
 
 def series(spec: MetricSpec, part: str = "", **labels: str | tuple[str, ...]) -> str:
-    """The chosen pools' series of ``spec``; of a histogram its ``part``: bucket, sum or count."""
-    if (spec.kind == "histogram") != (part in ("bucket", "sum", "count")):
+    """The chosen pools' series of ``spec``; of a histogram its ``part``: bucket or count."""
+    if (spec.kind == "histogram") != (part in HISTOGRAM_PARTS):
         raise ValueError(f"{spec.name} is a {spec.kind}, got part {part!r}; name a part of histograms alone")
     matchers = [f'{name}=~"${name}"' for name in EACH]
     for name, wanted in labels.items():
@@ -49,14 +52,19 @@ def over(dividend: str, divisor: str) -> str:
     return f"{dividend} / ({divisor} > 0)"
 
 
-def mean(spec: MetricSpec, *by: str) -> str:
-    """Mean of a histogram's samples."""
-    return over(rate(spec, *by, part="sum"), rate(spec, *by, part="count"))
+def mean(sums: MetricSpec, samples: MetricSpec) -> str:
+    """Mean of a histogram's samples, from the counter that adds them up."""
+    return over(rate(sums), rate(samples, part="count"))
 
 
 def quantile(share: float, spec: MetricSpec) -> str:
     """Percentile of a histogram over all replicas of each pool."""
     return f"histogram_quantile({share:g}, {rate(spec, 'le', part='bucket')})"
+
+
+def quantile_of_all(share: float, spec: MetricSpec) -> str:
+    """Percentile of all samples of the replicas that are up: for what each gives once."""
+    return f"histogram_quantile({share:g}, {total(spec, 'le', part='bucket')})"
 
 
 def either(*expressions: str) -> str:

@@ -12,30 +12,31 @@ from service.metrics.log import (
     STATE_BYTES,
     WRITE_THROUGH_BYTES,
 )
-from service.metrics.requests import GENERATED_TOKENS, RUNNING_REQUESTS, TPOT
+from service.metrics.requests import GENERATED_TOKENS, RUNNING_REQUESTS, TPOT, TPOT_SUM
 from service.metrics.steps import (
     BREAK_EVEN,
     DECODE_BATCH,
     PREDICTED_STEP_SECONDS,
     RECURRENT_SHARE,
     STEP_SECONDS,
+    STEPS,
 )
 
 PREDICTED = over(rate(PREDICTED_STEP_SECONDS, curve="write_through"), rate(STEP_SECONDS)) + " > 0"
+TOKENS_A_STEP = over(rate(GENERATED_TOKENS), rate(STEPS))
 FEWER_BYTES = over(rate(WRITE_THROUGH_BYTES), rate(STATE_BYTES))
 FEWER_WRITES = over(rate(WRITE_THROUGH_BYTES, direction="write"), rate(STATE_BYTES, direction="write"))
 WITH_LOG = f"({highest(MERGE_INTERVAL)} > 1)"
 
 
-def _stock(part: str) -> str:
+def _stock(rates: str) -> str:
     """Sum over the pools of each model that decode without a log."""
-    return f"sum by (model) ({rate(TPOT, part=part)} unless on ({', '.join(EACH)}) {WITH_LOG})"
+    return f"sum by (model) ({rates} unless on ({', '.join(EACH)}) {WITH_LOG})"
 
 
-OBSERVED = (
-    f"({over(_stock('sum'), _stock('count'))}) / on (model) group_right ()"
-    f" ({mean(TPOT)} and on ({', '.join(EACH)}) {WITH_LOG})"
-)
+STOCK_TPOT = over(_stock(rate(TPOT_SUM)), _stock(rate(TPOT, part="count")))
+MEAN_TPOT = mean(TPOT_SUM, TPOT)
+OBSERVED = f"({STOCK_TPOT}) / on (model) group_right () ({MEAN_TPOT} and on ({', '.join(EACH)}) {WITH_LOG})"
 """Mean TPOT of a model's pools without a log over that of each of its pools with one."""
 SPEED_UP = (
     Query(OBSERVED, "{{pool}} observed, A/B"),
@@ -81,10 +82,10 @@ def build() -> dict[str, Any]:
         ),
         stat_panel(
             "Decode batch",
-            "Mean rows that a step decodes. If it stays under the break-even batch below, the log costs "
-            "more than it saves: pack requests onto fewer replicas.",
+            "Tokens a step: mean rows that it decodes, and first tokens of prompts. If it stays under the "
+            "break-even batch below, the log costs more than it saves: pack requests onto fewer replicas.",
             "suffix: rows",
-            Query(mean(DECODE_BATCH)),
+            Query(TOKENS_A_STEP),
         ),
         stat_panel(
             "Replicas aside",
@@ -109,7 +110,7 @@ def build() -> dict[str, Any]:
             "Mean time per output token of each pool, with its model, to compare pools of one model. If the "
             "pool with the log is the slower one, compare the batches first: they must be alike.",
             "s",
-            Query(mean(TPOT), "{{model}}: {{pool}}"),
+            Query(MEAN_TPOT, "{{model}}: {{pool}}"),
         ),
         line_panel(
             "State bytes written",
@@ -171,10 +172,11 @@ def build() -> dict[str, Any]:
         ),
         line_panel(
             "Decode batch against break-even",
-            "Mean rows a step, and the batch from which on the log makes a step 3 % shorter (where a pool "
-            "has a cost). If the mean stays under it, pack onto fewer replicas.",
+            "Tokens a step (mean rows, and first tokens of prompts), and the batch from which on the log "
+            "makes a step 3 % shorter (where a pool has a cost). If the mean stays under it, pack onto "
+            "fewer replicas.",
             "suffix: rows",
-            Query(mean(DECODE_BATCH)),
+            Query(TOKENS_A_STEP),
             Query(highest(BREAK_EVEN), "{{pool}} break-even"),
         ),
     ]

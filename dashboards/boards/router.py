@@ -3,15 +3,16 @@
 from typing import Any
 
 from dashboards.panels import Query, board, line_panel, stat_panel
-from dashboards.promql import either, highest, mean, over, quantile, rate, total
+from dashboards.promql import either, highest, mean, over, quantile, quantile_of_all, rate, total
 from service.metrics.replicas import ACCELERATOR_SECONDS, REPLICA_START
-from service.metrics.requests import GENERATED_TOKENS, REQUESTS, RUNNING_REQUESTS, TPOT
+from service.metrics.requests import GENERATED_TOKENS, REQUESTS, RUNNING_REQUESTS, TPOT, TPOT_SUM
 from service.metrics.routing import (
     DECISION_SECONDS,
     DECISIONS,
     DESIRED_REPLICAS,
     PACKED,
     PREDICTED_TPOT,
+    PREDICTED_TPOT_SUM,
     QUEUED,
     READY,
     SPILLED,
@@ -58,7 +59,7 @@ def build() -> dict[str, Any]:
             "way, calibrate the pool's cost: the router packs too much (below 0) or too little. A pool "
             "without a cost has only an assumed one.",
             "percentunit",
-            Query(f"{mean(PREDICTED_TPOT)} / ({mean(TPOT)}) - 1"),
+            Query(f"{mean(PREDICTED_TPOT_SUM, PREDICTED_TPOT)} / ({mean(TPOT_SUM, TPOT)}) - 1"),
             steps=[(-1, "red"), (-0.2, "green"), (0.2, "red")],
         ),
         stat_panel(
@@ -118,15 +119,17 @@ def build() -> dict[str, Any]:
             "Mean TPOT that the router predicted where it sent a request, and mean TPOT of finished "
             "sequences. If they part by more than 20 %, calibrate the pool's cost.",
             "s",
-            Query(mean(PREDICTED_TPOT), "{{pool}} predicted"),
-            Query(mean(TPOT), "{{pool}} observed"),
+            Query(mean(PREDICTED_TPOT_SUM, PREDICTED_TPOT), "{{pool}} predicted"),
+            Query(mean(TPOT_SUM, TPOT), "{{pool}} observed"),
         ),
         line_panel(
             "Cold starts",
-            "Mean time from a replica's constructor to its first token, over the replicas that are up. If "
-            "it grows, look at model loading: a cold disk or page cache.",
+            "Time from a replica's constructor to its first token, over the replicas that are up: the "
+            "median and the slowest, as their buckets say it. If it grows, look at model loading: a cold "
+            "disk or page cache.",
             "s",
-            Query(over(total(REPLICA_START, part="sum"), total(REPLICA_START, part="count"))),
+            Query(quantile_of_all(0.5, REPLICA_START), "{{pool}} median"),
+            Query(quantile_of_all(1, REPLICA_START), "{{pool}} slowest"),
         ),
         line_panel(
             "Replicas started",

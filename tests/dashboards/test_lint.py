@@ -67,6 +67,11 @@ FAULTS: list[tuple[lint.Rule, str, Callable[[dict[str, Any]], None]]] = [
         _query(f"sum by (pool, model) (ray_deltalog_request_total{CHOICE})"),
     ),
     (lint.names_known_metrics, "no part", _query(f"sum by (pool, model) ({TPOT.prom_name}{CHOICE})")),
+    (
+        lint.names_known_metrics,
+        "Ray's sum",
+        _query(f"sum by (pool, model) (rate({TPOT.prom_name}_sum{CHOICE}[$__rate_interval]))"),
+    ),
     (lint.sums_whole_pools, "bare", _query(RATE)),
     (lint.sums_whole_pools, "by replica", _query(f"sum by (pool, model, WorkerId) ({RATE})")),
     (lint.sums_whole_pools, "without", _query(f"sum without (replica) ({RATE})")),
