@@ -63,7 +63,7 @@ def quantile(share: float, spec: MetricSpec) -> str:
 
 
 def quantile_of_all(share: float, spec: MetricSpec) -> str:
-    """Percentile of all samples of the replicas that are up: for what each gives once."""
+    """Percentile of all samples there are: for what a replica gives once."""
     return f"histogram_quantile({share:g}, {total(spec, 'le', part='bucket')})"
 
 

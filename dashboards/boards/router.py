@@ -133,8 +133,8 @@ def build() -> dict[str, Any]:
         ),
         line_panel(
             "Replicas started",
-            "Starts that the replicas which are up have counted, one each. If it moves without a change of "
-            "load or version, replicas die and return: read their logs.",
+            "Replicas that Ray's agents saw start, those that ended included. If it grows without a change "
+            "of load or version, replicas die and return: read their logs.",
             "none",
             Query(total(REPLICA_START, part="count")),
         ),
