@@ -79,8 +79,8 @@ def _judged(expected: dict[tuple[str, str, int], dict[str, float]], folder: Path
         pytest.skip("no promtool here; Debian has it in the package prometheus")
     tests = [
         {
-            # promtool compares every bit.
-            "expr": f"round({_expression(*query)}, 0.00001)",
+            # promtool compares every bit; the figures are multiples of this power of two.
+            "expr": f"round({_expression(*query)}, {1 / 1024})",
             "eval_time": "20m",
             "exp_samples": [
                 {"labels": f'{{pool="{pool}", model="m"}}', "value": value} for pool, value in values.items()
