@@ -1,7 +1,7 @@
 """A Grafana as its HTTP API documents it: keeps folders, boards with versions, alert rules and annotations.
 
-It refuses what Grafana refuses. `before` sees every request and may answer in its place, which is how a test makes
-an outage, or another person's edit, at the moment it wants.
+It refuses what Grafana refuses. `before` and `after` see every request and may answer in its place, which is how a
+test makes an outage, a lost answer or another person's edit at the moment it wants.
 """
 
 import json
@@ -28,9 +28,9 @@ Answer = tuple[int, Any]
 class Refused(Exception):
     """Grafana's answer to what it does not take."""
 
-    def __init__(self, status: int, message: str, **more: str) -> None:
+    def __init__(self, code: int, message: str, **more: str) -> None:
         super().__init__(message)
-        self.answer: Answer = (status, {"message": message, **more})
+        self.answer: Answer = (code, {"message": message, **more})
 
 
 class FakeGrafana:
@@ -46,7 +46,9 @@ class FakeGrafana:
         self.annotations: list[dict[str, Any]] = []
         self.requests: list[tuple[str, str]] = []
         self.before: Callable[[str, str], Answer | None] = lambda method, path: None
+        self.after = self.before
         self.url = ""
+        self._provenance = ""
         self._ids = count(1)
 
     @property
@@ -59,13 +61,19 @@ class FakeGrafana:
         boards = {uid: (each["folderUid"], _uncounted(each["dashboard"])) for uid, each in self.boards.items()}
         return deepcopy((self.folders, boards, self.rules, self.intervals, self.annotations))
 
-    def answer(self, method: str, target: str, token: str | None, body: Any) -> Answer:
+    def answer(self, method: str, target: str, headers: Any, body: Any) -> Answer:
+        token = (headers.get("authorization") or "").removeprefix("Bearer ")
+        self._provenance = "" if headers.get("x-disable-provenance") else "api"
         url = urlsplit(target)
         path = unquote(url.path)
         self.requests.append((method, path))
         instead = self.before(method, path)
-        if instead is not None:
-            return instead
+        if instead is None:
+            answered = self._operate(method, path, url.query, token, body)
+            instead = self.after(method, path)
+        return instead or answered
+
+    def _operate(self, method: str, path: str, query: str, token: str, body: Any) -> Answer:
         if path != "/api/health" and token not in (TOKEN, READER_TOKEN):
             return 401, {"message": "Invalid API key"}
         if method != "GET" and token == READER_TOKEN:
@@ -78,7 +86,7 @@ class FakeGrafana:
                 except Refused as refused:
                     return refused.answer
         if path == "/api/search":
-            return 200, self.search(parse_qs(url.query))
+            return 200, self.search(parse_qs(query))
         return 404, {"message": "Not found"}
 
     def health(self) -> Answer:
@@ -211,7 +219,7 @@ class FakeGrafana:
         for rule in body["rules"]:
             if rule["uid"] not in self.rules:
                 raise Refused(404, f"failed to update rule with UID {rule['uid']} because could not find alert rule")
-            if self.rules[rule["uid"]]["provenance"]:
+            if self.rules[rule["uid"]]["provenance"] not in ("", self._provenance):
                 raise Refused(409, "cannot change provenance")
             self._check_rule(rule)
         submitted = {rule["uid"] for rule in body["rules"]}
@@ -243,7 +251,8 @@ class FakeGrafana:
         written = f"{long // 60}m" if long and long % 60 == 0 else f"{long}s"
         kept = {"id": self.rules.get(rule["uid"], {}).get("id") or next(self._ids), "keep_firing_for": "0s"}
         ours = {**rule, "for": written}
-        self.rules[rule["uid"]] = {**kept, **ours, "updated": "2026-01-01T00:00:00Z", "provenance": "", "record": None}
+        self.rules[rule["uid"]] = {**kept, **ours, "record": None}
+        self.rules[rule["uid"]] |= {"updated": "2026-01-01T00:00:00Z", "provenance": self._provenance}
 
     def annotate(self, body: Any) -> Answer:
         if not body.get("text"):
@@ -303,9 +312,8 @@ def serving(fake: FakeGrafana) -> Iterator[FakeGrafana]:
 
         def respond(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            token = (self.headers.get("authorization") or "").removeprefix("Bearer ")
             with lock:
-                status, answer = fake.answer(self.command, self.path, token, json.loads(body) if body else None)
+                status, answer = fake.answer(self.command, self.path, self.headers, json.loads(body) if body else None)
                 payload = b"" if status == 204 else json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")
