@@ -1,6 +1,6 @@
 """Create .cache/grafana-venv, from which `python -m dashboards push` runs. Standard library only.
 
-grafana-client replaces urllib3, which Ray and others import, so it must not enter .venv. A second run does nothing.
+grafana-client replaces urllib3, which others import, so it must not enter .venv. A second run does nothing.
 """
 
 from __future__ import annotations

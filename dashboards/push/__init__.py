@@ -1,6 +1,6 @@
 """`python -m dashboards push`: boards and alerts into a Grafana, by its HTTP API.
 
-First everything is read and compared, then written; where a write fails, what was written before it is restored.
+First everything is read and compared, then written; where a write fails, what was written is taken back.
 """
 
 import json
@@ -27,7 +27,9 @@ WOULD_CHANGE = 3
 
 
 def command(
-    url: Annotated[str, typer.Option(envvar="GRAFANA_URL", help="Of Grafana, as https://grafana.example.com.")],
+    url: Annotated[
+        str, typer.Option(envvar="GRAFANA_URL", help="Of Grafana, as https://grafana.example.com.")
+    ],
     token_file: Annotated[
         Path | None, typer.Option(help="File with a service-account token; without it GRAFANA_TOKEN is read.")
     ] = None,
@@ -37,7 +39,10 @@ def command(
         str | None, typer.Option(help="Uid or name of a Prometheus datasource; without it the default one.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the difference and write nothing; exit status 3 if there is one.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the difference and write nothing; exit status 3 if there is one."
+        ),
     ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Write over a change made to a board while this push runs.")
@@ -48,7 +53,9 @@ def command(
         settings = Settings(url, read_token(token_file), folder_uid, folder_title, datasource, overwrite)
         changed = push(*read_generated(GENERATED), settings, Console(soft_wrap=True), dry_run)
     except PushError as error:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        Console(stderr=True).print(
+            f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
+        )
         raise typer.Exit(1) from None
     if dry_run and changed:
         raise typer.Exit(WOULD_CHANGE)
@@ -64,7 +71,7 @@ def read_generated(folder: Path) -> tuple[dict[str, dict[str, Any]], list[dict[s
 
 
 def read_token(token_file: Path | None) -> str:
-    """The token, from the file or else from GRAFANA_TOKEN; never from the command line, which others can read."""
+    """The token, from the file or else from GRAFANA_TOKEN; the command line is for all to read."""
     if token_file is None:
         token, source = os.environ.get("GRAFANA_TOKEN", ""), "GRAFANA_TOKEN"
     else:
@@ -93,7 +100,10 @@ def push(
     connection = connect(settings)
     source = connection.datasource
     rules = convert(alert_groups, settings.folder_uid, source["uid"], connection.org_id)
-    _say(console, f"Grafana {connection.version} at {settings.url}, datasource {source['name']} ({source['uid']})")
+    _say(
+        console,
+        f"Grafana {connection.version} at {settings.url}, datasource {source['name']} ({source['uid']})",
+    )
     things = [
         Folder(connection, settings),
         *(Board(connection, settings, _with_datasource(board, source)) for board in boards.values()),
@@ -141,12 +151,12 @@ def _write(changes: Sequence[Thing], api: Any) -> None:
     try:
         for thing in changes:
             thing.apply()
-        with attempt("adding the deploy annotation"):
+        with attempt("adding the deploy annotation (which Grafana may have kept if it failed itself)"):
             text = f"pushed {', '.join(thing.label for thing in changes)}"
             api.annotations.add_annotation(tags=DEPLOY_TAGS, text=text)
-    except PushError as error:
-        touched = [thing for thing in changes if thing.touched]
-        raise PushError(f"{error}\n{_restored(touched)}", status=error.status) from error
+    except (PushError, KeyboardInterrupt) as error:
+        why = "stopped by Ctrl-C" if isinstance(error, KeyboardInterrupt) else error
+        raise PushError(f"{why}\n{_restored([thing for thing in changes if thing.touched])}") from error
 
 
 def _restored(touched: list[Thing]) -> str:
@@ -158,7 +168,9 @@ def _restored(touched: list[Thing]) -> str:
         except PushError as error:
             left.append(f"\n- {thing.label}: {error}")
     if left:
-        return f"Restored the rest, but not these; look at them in Grafana before the next push:{''.join(left)}"
+        return (
+            f"Restored the rest, but not these; look at them in Grafana before the next push:{''.join(left)}"
+        )
     return "Nothing is half-written: Grafana is as it was before this push."
 
 

@@ -1,7 +1,7 @@
 """Alerts of a Prometheus rule file as Grafana-managed rules.
 
 Prometheus fires for every series that an expression returns, whatever its value; Grafana fires where the
-condition is not zero. So a rule asks for the series (A), turns any value into 1 (B), and compares it with 0 (C).
+condition is not zero. So a rule asks for the series (A), turns any value into 1 (B), and compares with 0 (C).
 Recording rules stay with Prometheus.
 """
 
@@ -19,30 +19,48 @@ _GRID_S = 10
 _EXPRESSION = "__expr__"
 
 
-def convert(groups: list[dict[str, Any]], folder_uid: str, datasource_uid: str, org_id: int) -> list[dict[str, Any]]:
+def convert(
+    groups: list[dict[str, Any]], folder_uid: str, datasource_uid: str, org_id: int
+) -> list[dict[str, Any]]:
     """Every group with an alert in it, as Grafana's provisioning API takes it."""
+    names = Counter(rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule)
     converted = []
     for group in groups:
-        rules = [
-            _rule(rule, group["name"], folder_uid, datasource_uid, org_id)
-            for rule in group["rules"]
-            if "alert" in rule
-        ]
-        if rules:
-            interval_s = seconds(group.get("interval", "1m"))
-            if interval_s < _GRID_S or interval_s % _GRID_S:
-                raise PushError(
-                    f"expected the interval of group {group['name']!r} to be a multiple of {_GRID_S} s, "
-                    f"got {group['interval']!r}"
-                )
-            converted.append(
-                {"title": group["name"], "folderUid": folder_uid, "interval": interval_s, "rules": rules}
+        alerts = [rule for rule in group["rules"] if "alert" in rule]
+        if not alerts:
+            continue
+        interval_s = seconds(group.get("interval", "1m"))
+        if interval_s < _GRID_S or interval_s % _GRID_S:
+            raise PushError(
+                f"expected the interval of group {group['name']!r} to be a multiple of {_GRID_S} s, "
+                f"got {group['interval']!r}"
             )
+        rules = [
+            {
+                **_rule(alert, _title(alert, names), datasource_uid),
+                "orgID": org_id,
+                "folderUID": folder_uid,
+                "ruleGroup": group["name"],
+            }
+            for alert in alerts
+        ]
+        converted.append(
+            {"title": group["name"], "folderUid": folder_uid, "interval": interval_s, "rules": rules}
+        )
     titles = Counter(rule["title"] for group in converted for rule in group["rules"])
     repeated = [title for title, count in titles.items() if count > 1]
     if repeated:
-        raise PushError(f"expected every alert to have its own name in Grafana's folder, got twice: {repeated}")
+        raise PushError(
+            f"expected alerts of one name to differ in their severity, got twice: {repeated}; rename one"
+        )
     return converted
+
+
+def _title(alert: dict[str, Any], names: Counter[str]) -> str:
+    """The alert's name; where several have it, as burn rates that page and that do not, with severity."""
+    name: str = alert["alert"]
+    severity = alert.get("labels", {}).get("severity")
+    return f"{name} {severity}" if names[name] > 1 and severity else name
 
 
 def seconds(duration: str) -> int:
@@ -53,28 +71,24 @@ def seconds(duration: str) -> int:
     return int(sum(int(number) * _SECONDS[unit] for number, unit in parts))
 
 
-def rule_uid(name: str) -> str:
-    """The same for the same name, always; one too long for Grafana ends in a hash."""
-    uid = "deltalog-" + re.sub(r"[^a-zA-Z0-9]+", "-", name)
+def rule_uid(title: str) -> str:
+    """The same for the same title, always; one too long for Grafana ends in a hash."""
+    uid = re.sub(r"[^a-zA-Z0-9]+", "-", title)
     if len(uid) > _MAX_UID:
-        uid = f"{uid[: _MAX_UID - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        uid = f"{uid[: _MAX_UID - 9]}-{hashlib.sha256(title.encode()).hexdigest()[:8]}"
     return uid
 
 
-def _rule(
-    alert: dict[str, Any], group: str, folder_uid: str, datasource_uid: str, org_id: int
-) -> dict[str, Any]:
-    name = alert["alert"]
+def _rule(alert: dict[str, Any], title: str, datasource_uid: str) -> dict[str, Any]:
     rule = {
-        "uid": rule_uid(name),
-        "title": name,
-        "orgID": org_id,
-        "folderUID": folder_uid,
-        "ruleGroup": group,
+        "uid": rule_uid(title),
+        "title": title,
         "condition": "C",
         "data": [
             _query("A", datasource_uid, {"expr": alert["expr"], "instant": True, "range": False}),
-            _query("B", _EXPRESSION, {"type": "math", "expression": "is_number($A) || is_nan($A) || is_inf($A)"}),
+            _query(
+                "B", _EXPRESSION, {"type": "math", "expression": "is_number($A) || is_nan($A) || is_inf($A)"}
+            ),
             _query(
                 "C",
                 _EXPRESSION,

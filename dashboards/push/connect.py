@@ -1,4 +1,4 @@
-"""What a push needs to know before it may write: is this Grafana, of which version, whose token, which datasource."""
+"""What a push must know before it writes: is this Grafana, which version, whose token, which datasource."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _ADVICE = {
     412: "it is not what it was when it was read; push again and look at the difference",
 }
 _ADVICE_412 = {
-    "version-mismatch": "somebody has changed it since this push read it; push again with --dry-run to see the "
-    "difference, then push with or without --overwrite, which writes over such a change",
+    "version-mismatch": "somebody has changed it since this push read it; push with --dry-run to see the "
+    "difference, then again; --overwrite writes over such a change",
     "name-exists": "another board has this uid or title; rename or delete one of the two",
     "plugin-dashboard": "the board belongs to a plugin of Grafana; give ours another uid",
 }

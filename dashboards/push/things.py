@@ -1,4 +1,4 @@
-"""What a push writes: the folder, a board, a group of rules. Each knows how it was, how it shall be, and the way back."""
+"""What a push writes: folder, boards, groups of rules. Each knows how it was, shall be, and the way back."""
 
 import difflib
 import json
@@ -69,7 +69,9 @@ class Thing(ABC):
         """What would change, line by line; a new thing in one line."""
         if self.before is None:
             return f"+ {self.label} (new)"
-        old, new = (json.dumps(state, indent=1, sort_keys=True).splitlines() for state in (self.before, self.after))
+        old, new = (
+            json.dumps(state, indent=1, sort_keys=True).splitlines() for state in (self.before, self.after)
+        )
         return "\n".join([f"~ {self.label}", *list(difflib.unified_diff(old, new, n=2, lineterm=""))[2:]])
 
 
@@ -85,8 +87,10 @@ class Folder(Thing):
         if found is None:
             return None
         if found.get("canSave") is False:
-            raise PushError(f"expected to be allowed to save in {self.label}, got canSave: false; make the token's "
-                            "service account an editor of the folder")
+            raise PushError(
+                f"expected to be allowed to save in {self.label}, got canSave: false; make the token's "
+                "service account an editor of the folder"
+            )
         return {"title": found["title"]}
 
     def write(self) -> None:
@@ -153,7 +157,12 @@ class Group(Thing):
         self.after = {
             **group,
             "rules": [
-                {**rule, **{key: there[rule["uid"]][key] for key in self.KEPT if key in there.get(rule["uid"], {})}}
+                {
+                    **rule,
+                    **{
+                        key: there[rule["uid"]][key] for key in self.KEPT if key in there.get(rule["uid"], {})
+                    },
+                }
                 for rule in group["rules"]
             ],
         }

@@ -1,7 +1,7 @@
 """A Grafana as its HTTP API documents it: keeps folders, boards with versions, alert rules and annotations.
 
-It refuses what Grafana refuses. `before` and `after` see every request and may answer in its place, which is how a
-test makes an outage, a lost answer or another person's edit at the moment it wants.
+It refuses what Grafana refuses. `before` and `after` see every request and may answer in its place, which is
+how a test makes an outage, a lost answer or another person's edit at the moment it wants.
 """
 
 import json
@@ -25,7 +25,7 @@ LOKI = {"id": 3, "uid": "loki", "name": "Logs", "type": "loki", "isDefault": Fal
 Answer = tuple[int, Any]
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """Grafana's answer to what it does not take."""
 
     def __init__(self, code: int, message: str, **more: str) -> None:
@@ -58,7 +58,9 @@ class FakeGrafana:
 
     def state(self) -> Any:
         """All that a push may change, to compare before and after; version counters left out."""
-        boards = {uid: (each["folderUid"], _uncounted(each["dashboard"])) for uid, each in self.boards.items()}
+        boards = {
+            uid: (each["folderUid"], _uncounted(each["dashboard"])) for uid, each in self.boards.items()
+        }
         return deepcopy((self.folders, boards, self.rules, self.intervals, self.annotations))
 
     def answer(self, method: str, target: str, headers: Any, body: Any) -> Answer:
@@ -83,7 +85,7 @@ class FakeGrafana:
             if matched and wanted == method:
                 try:
                     return operation(self, *matched.groups(), *([body] if method in ("POST", "PUT") else []))
-                except Refused as refused:
+                except RefusedError as refused:
                     return refused.answer
         if path == "/api/search":
             return 200, self.search(parse_qs(query))
@@ -102,7 +104,9 @@ class FakeGrafana:
         return 200, self.datasources
 
     def get_datasource(self, uid: str) -> Answer:
-        return 200, _found(next((each for each in self.datasources if each["uid"] == uid), None), "Data source")
+        return 200, _found(
+            next((each for each in self.datasources if each["uid"] == uid), None), "Data source"
+        )
 
     # Folders
 
@@ -114,17 +118,23 @@ class FakeGrafana:
 
     def create_folder(self, body: Any) -> Answer:
         if not body.get("title"):
-            raise Refused(400, "folder title cannot be empty")
+            raise RefusedError(400, "folder title cannot be empty")
         uid = body.get("uid") or f"folder-{next(self._ids)}"
         if uid in self.folders:
-            raise Refused(409, "a folder with the same uid already exists")
-        self.folders[uid] = {"id": next(self._ids), "uid": uid, "title": body["title"], "version": 1, "canSave": True}
+            raise RefusedError(409, "a folder with the same uid already exists")
+        self.folders[uid] = {
+            "id": next(self._ids),
+            "uid": uid,
+            "title": body["title"],
+            "version": 1,
+            "canSave": True,
+        }
         return 200, self.folders[uid]
 
     def delete_folder(self, uid: str) -> Answer:
         _found(self.folders.get(uid), "folder")
         if any(rule["folderUID"] == uid for rule in self.rules.values()):
-            raise Refused(400, "folder contains alert rules")
+            raise RefusedError(400, "folder contains alert rules")
         del self.folders[uid]
         self.boards = {key: each for key, each in self.boards.items() if each["folderUid"] != uid}
         return 200, {"title": uid, "message": "Folder deleted"}
@@ -148,23 +158,29 @@ class FakeGrafana:
     def save_board(self, body: Any) -> Answer:
         board, folder = dict(body["dashboard"]), body.get("folderUid", "")
         if not isinstance(body.get("overwrite", False), bool):
-            raise Refused(400, "bad request data")
+            raise RefusedError(400, "bad request data")
         if not board.get("title"):
-            raise Refused(400, "Dashboard title cannot be empty")
+            raise RefusedError(400, "Dashboard title cannot be empty")
         uid = board.get("uid") or f"board-{next(self._ids)}"
         if not re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", uid):
-            raise Refused(400, "uid contains illegal characters or is too long")
+            raise RefusedError(400, "uid contains illegal characters or is too long")
         if folder and folder not in self.folders:
-            raise Refused(404, "folder not found", status="not-found")
+            raise RefusedError(404, "folder not found", status="not-found")
         there = self.boards.get(uid)
         version = 1
         if there:
             if there.get("provisioned"):
-                raise Refused(400, "Cannot save provisioned dashboard")
+                raise RefusedError(400, "Cannot save provisioned dashboard")
             if not body.get("overwrite") and board.get("version") != there["dashboard"]["version"]:
-                raise Refused(412, "The dashboard has been changed by someone else", status="version-mismatch")
+                raise RefusedError(
+                    412, "The dashboard has been changed by someone else", status="version-mismatch"
+                )
             version = there["dashboard"]["version"] + 1
-        board |= {"id": there["dashboard"]["id"] if there else next(self._ids), "uid": uid, "version": version}
+        board |= {
+            "id": there["dashboard"]["id"] if there else next(self._ids),
+            "uid": uid,
+            "version": version,
+        }
         self.boards[uid] = {"dashboard": board, "folderUid": folder}
         slug = _slug(board["title"])
         saved = {"id": board["id"], "uid": uid, "url": f"/d/{uid}/{slug}", "slug": slug, "status": "success"}
@@ -182,7 +198,9 @@ class FakeGrafana:
             if text in board["title"].lower():
                 place = {"folderUid": folder["uid"], "folderTitle": folder["title"]} if folder else {}
                 hit = {"id": board["id"], "uid": uid, "title": board["title"], "type": "dash-db"}
-                hits.append({**hit, "tags": board.get("tags", []), "url": f"/d/{uid}/x", "uri": "db/x", **place})
+                hits.append(
+                    {**hit, "tags": board.get("tags", []), "url": f"/d/{uid}/x", "uri": "db/x", **place}
+                )
         return hits
 
     # Alert rules
@@ -195,7 +213,7 @@ class FakeGrafana:
 
     def create_rule(self, body: Any) -> Answer:
         if body.get("uid") in self.rules:
-            raise Refused(409, "conflicting alert rule found: uid")
+            raise RefusedError(409, "conflicting alert rule found: uid")
         self._check_rule(body)
         self._store_rule(body)
         self.intervals.setdefault((body["folderUID"], body["ruleGroup"]), 60)
@@ -215,12 +233,14 @@ class FakeGrafana:
 
     def put_group(self, folder: str, group: str, body: Any) -> Answer:
         if body["interval"] <= 0 or body["interval"] % 10:
-            raise Refused(400, "interval must be divisible by the scheduler's 10 seconds")
+            raise RefusedError(400, "interval must be divisible by the scheduler's 10 seconds")
         for rule in body["rules"]:
             if rule["uid"] not in self.rules:
-                raise Refused(404, f"failed to update rule with UID {rule['uid']} because could not find alert rule")
+                raise RefusedError(
+                    404, f"failed to update rule with UID {rule['uid']} because could not find alert rule"
+                )
             if self.rules[rule["uid"]]["provenance"] not in ("", self._provenance):
-                raise Refused(409, "cannot change provenance")
+                raise RefusedError(409, "cannot change provenance")
             self._check_rule(rule)
         submitted = {rule["uid"] for rule in body["rules"]}
         for uid in [uid for uid, rule in self.rules.items() if _group(rule) == (folder, group)]:
@@ -233,17 +253,17 @@ class FakeGrafana:
 
     def _check_rule(self, rule: Any) -> None:
         if rule["folderUID"] not in self.folders:
-            raise Refused(403, "folder does not exist or access is denied")
+            raise RefusedError(403, "folder does not exist or access is denied")
         if not rule.get("title") or len(rule["title"]) > 190 or not re.fullmatch(r"[\w-]{1,40}", rule["uid"]):
-            raise Refused(400, "invalid alert rule: title or uid")
+            raise RefusedError(400, "invalid alert rule: title or uid")
         if rule["condition"] not in [query["refId"] for query in rule["data"]]:
-            raise Refused(400, "invalid alert rule: condition is no query of it")
+            raise RefusedError(400, "invalid alert rule: condition is no query of it")
         if rule["noDataState"] not in ("OK", "NoData", "Alerting", "KeepLast"):
-            raise Refused(400, "invalid alert rule: noDataState")
+            raise RefusedError(400, "invalid alert rule: noDataState")
         for other in self.rules.values():
             same = (other["folderUID"], other["title"]) == (rule["folderUID"], rule["title"])
             if same and other["uid"] != rule["uid"]:
-                raise Refused(400, "a rule with this title exists in the folder")
+                raise RefusedError(400, "a rule with this title exists in the folder")
 
     def _store_rule(self, rule: Any) -> None:
         # Grafana writes durations in its own way, and adds what the request leaves out.
@@ -254,11 +274,14 @@ class FakeGrafana:
         self.rules[rule["uid"]] = {**kept, **ours, "record": None}
         self.rules[rule["uid"]] |= {"updated": "2026-01-01T00:00:00Z", "provenance": self._provenance}
 
+    def list_annotations(self) -> Answer:
+        return 200, self.annotations
+
     def annotate(self, body: Any) -> Answer:
         if not body.get("text"):
-            raise Refused(400, "text field should not be empty")
-        self.annotations.append(body)
-        return 200, {"id": next(self._ids), "message": "Annotation added"}
+            raise RefusedError(400, "text field should not be empty")
+        self.annotations.append({"id": next(self._ids), **body})
+        return 200, {"id": self.annotations[-1]["id"], "message": "Annotation added"}
 
 
 ROUTES: list[tuple[str, str, Callable[..., Answer]]] = [
@@ -280,13 +303,14 @@ ROUTES: list[tuple[str, str, Callable[..., Answer]]] = [
     ("DELETE", "/api/v1/provisioning/alert-rules/([^/]+)", FakeGrafana.delete_rule),
     ("GET", "/api/v1/provisioning/folder/([^/]+)/rule-groups/([^/]+)", FakeGrafana.get_group),
     ("PUT", "/api/v1/provisioning/folder/([^/]+)/rule-groups/([^/]+)", FakeGrafana.put_group),
+    ("GET", "/api/annotations", FakeGrafana.list_annotations),
     ("POST", "/api/annotations", FakeGrafana.annotate),
 ]
 
 
 def _found(thing: Any, what: str) -> Any:
     if not thing:
-        raise Refused(404, f"{what} not found", status="not-found")
+        raise RefusedError(404, f"{what} not found", status="not-found")
     return thing
 
 
@@ -309,11 +333,15 @@ def serving(fake: FakeGrafana) -> Iterator[FakeGrafana]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        # Head and body are two packets; the second must not wait for the first to be acknowledged.
+        disable_nagle_algorithm = True
 
         def respond(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             with lock:
-                status, answer = fake.answer(self.command, self.path, self.headers, json.loads(body) if body else None)
+                status, answer = fake.answer(
+                    self.command, self.path, self.headers, json.loads(body) if body else None
+                )
                 payload = b"" if status == 204 else json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")
@@ -327,7 +355,7 @@ def serving(fake: FakeGrafana) -> Iterator[FakeGrafana]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=[0.02], daemon=True).start()
     fake.url = f"http://127.0.0.1:{server.server_port}"
     try:
         yield fake
