@@ -62,7 +62,7 @@ class Thing(ABC):
         if now == self.before:
             return
         if now is not None and not self.is_ours(now):
-            raise PushError(f"{self.label}: somebody else has changed it meanwhile, so it was left as it is")
+            raise PushError("somebody else has changed it meanwhile, so it was left as it is")
         self.undo(now)
 
     def diff(self) -> str:

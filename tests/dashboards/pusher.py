@@ -49,8 +49,8 @@ def board(uid: str, title: str) -> dict[str, Any]:
     }
 
 
-BOARDS = [board("deltalog-slo", "SLO overview"), board("deltalog-state", "DeltaLog")]
-GROUPS = [
+BOARDS: list[dict[str, Any]] = [board("deltalog-slo", "SLO overview"), board("deltalog-state", "DeltaLog")]
+GROUPS: list[dict[str, Any]] = [
     {
         "name": "slo",
         "interval": "30s",

@@ -241,6 +241,30 @@ def test_an_outage_in_the_middle_of_a_change_brings_the_old_back(
     assert len(fake.writes) - writes == 7, "else this test misses a write"
 
 
+def test_a_refusal_in_the_middle_of_a_group_takes_back_its_first_rules(
+    push: Pusher, fake: FakeGrafana
+) -> None:
+    fake.before = nth_write(6, lambda: (403, {"message": "quota reached"}))
+    assert "got 403" in push.refused()
+    assert fake.state() == FakeGrafana().state()
+
+
+def test_what_somebody_else_writes_before_the_outage_stays_theirs(push: Pusher, fake: FakeGrafana) -> None:
+    push.done()
+    for each in push.boards:
+        each["title"] = f"New {each['title']}"
+
+    def edit_and_fail() -> Answer:
+        there = fake.boards["deltalog-slo"]["dashboard"]
+        there |= {"title": "Theirs", "version": there["version"] + 1}
+        return OUTAGE
+
+    fake.before = nth_write(2, edit_and_fail)
+    error = push.refused()
+    assert "- board 'New SLO overview': somebody else has changed it" in error
+    assert fake.boards["deltalog-slo"]["dashboard"]["title"] == "Theirs"
+
+
 def assert_all_as_before(push: Pusher, fake: FakeGrafana) -> None:
     before = _without(fake.state(), ("id", "updated"))
     error = push.refused()
