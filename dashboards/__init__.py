@@ -1,0 +1,1 @@
+"""Dashboards, alert rules and the metrics' documentation, generated from the catalogue."""
