@@ -48,19 +48,19 @@ PERCENT = "{{ $value | humanizePercentage }}"
 
 
 def _burn(promise: str, long: str, short: str, factor: float, meaning: str, action: str) -> Alert:
-    threshold = f"{factor * (1 - OBJECTIVE):.3g}"
+    share = round(factor * (1 - OBJECTIVE), 6)
     fast = factor == FAST_BURN
     return Alert(
         f"DeltaLog{promise.capitalize()}BurnRate",
         "critical" if fast else "warning",
         (2 if fast else 15) * MINUTE,
-        f"{rec.missed(promise, long)} > {threshold} and {rec.missed(promise, short)} > {threshold} and "
+        f"{rec.missed(promise, long)} > {share} and {rec.missed(promise, short)} > {share} and "
         f"{rec.sequences(long)} >= {ENOUGH}",
         _pool(f"{PERCENT} of its sequences miss the {promise.upper()} of the SLO"),
         _pool(
             f"{PERCENT} of the sequences that finished in the last {long} missed the {promise.upper()} of "
-            f"the SLO, and as many in the last {short}; the objective is that {1 - OBJECTIVE:.0%} may. At "
-            f"this pace the budget of 30 days is gone in {30 * 24 / factor:.0f} hours."
+            f"the SLO, and more than {share:.1%} of those of the last {short}. The objective allows "
+            f"{1 - OBJECTIVE:.0%}: at this pace the budget of 30 days lasts {30 * 24 / factor:.0f} hours."
         ),
         meaning,
         action,

@@ -1,6 +1,7 @@
 """Recording and alerting rules as Prometheus loads them, and the page that explains the alerts."""
 
 import re
+from textwrap import fill
 from typing import Any
 
 import yaml
@@ -56,8 +57,8 @@ def rendered(scale: float = 1.0) -> str:
     """The rule file. A `scale` of 60 makes minutes of it into seconds, to watch alerts fire and resolve.
 
     It divides every duration: `interval`, `for`, and the windows in brackets. A window left as it is would
-    see a fault for an hour after its end, and what a window holds would not be in proportion to `for`. All else
-    of an expression stays, names included: a scaled rule is the shipped one on a faster clock.
+    see a fault for an hour after its end, and what a window holds would not be in proportion to `for`. The
+    rest of an expression stays, names included: a scaled rule is the shipped one on a faster clock.
     """
     scaled = [
         {
@@ -86,7 +87,7 @@ def document() -> str:
     head = f"""# Alerts
 
 Generated from `dashboards/alerts.py`. The rules are in `dashboards/generated/rules.yaml`, for `rule_files` of
-Prometheus. The objective is that {OBJECTIVE:.0%} of the sequences keep the SLO of their pool. Alerts carry the
+Prometheus. The objective is that {OBJECTIVE:.0%} of the sequences keep their pool's SLO. Alerts have the
 labels `pool`, `model` and `severity`: `critical` is for somebody to get up, `warning` for the working day.
 """
     return "\n".join([head, *map(_section, ALERTS)])
@@ -95,9 +96,9 @@ labels `pool`, `model` and `severity`: `critical` is for somebody to get up, `wa
 def _section(alert: Alert) -> str:
     return f"""## {alert.name} ({alert.severity})
 
-{alert.meaning}
+{fill(alert.meaning, 110)}
 
-**What to do.** {alert.action}
+{fill(f"**What to do.** {alert.action}", 110)}
 
 **When.** For {duration(alert.hold_s)}:
 
