@@ -1,5 +1,6 @@
 """Real Prometheus and Alertmanager on this machine, for tests that scrape, evaluate and receive."""
 
+import math
 import os
 import random
 import shutil
@@ -54,6 +55,12 @@ class Server:
         """Series of an instant query: `metric` and `value`."""
         return self.get("query", query=expr)["result"]
 
+    def value(self, expr: str) -> float:
+        """Of an expression that has one series at most; NaN if it has none."""
+        series = self.query(expr)
+        assert len(series) <= 1, f"{expr}: expected one series; got {len(series)}; aggregate it"
+        return float(series[0]["value"][1]) if series else math.nan
+
     def query_range(self, expr: str, start_s: float, end_s: float, step_s: float) -> list[dict[str, Any]]:
         """Series of a range query: `metric` and `values`."""
         return self.get("query_range", query=expr, start=start_s, end=end_s, step=step_s)["result"]
@@ -75,7 +82,7 @@ def running_prometheus(
     scrape_interval_s: float = 1,
     alertmanager: Server | None = None,
 ) -> Iterator[Server]:
-    """Prometheus that scrapes `targets` (host:port), evaluates the rules and sends alerts; data in `folder`."""
+    """Prometheus that scrapes `targets` (host:port), evaluates the rules and sends alerts; all in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rules.yaml").write_text(rules_text)
     interval = f"{round(1000 * scrape_interval_s)}ms"

@@ -78,8 +78,8 @@ def burn(promise: str) -> list[Case]:
         Case(
             "it is over",
             "60m",
-            verdicts(promise, "0+20x60", "0+0x19 4+4x19 80+0x20"),
-            (Fires("warning", "6.25%"),),
+            verdicts(promise, "0+20x60", "0+0x34 40+40x9 400+0x15"),
+            (Fires("warning", "25%"),),
         ),
         Case("a replica restarts", "60m", verdicts(promise, "5000+199x30 0+199x30", "5000+1x30 0+1x30")),
     ]
