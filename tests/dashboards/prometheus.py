@@ -82,7 +82,7 @@ def running_prometheus(
     scrape_interval_s: float = 1,
     alertmanager: Server | None = None,
 ) -> Iterator[Server]:
-    """Prometheus that scrapes `targets` (host:port), evaluates the rules and sends alerts; all in `folder`."""
+    """Prometheus that scrapes `targets` (host:port), evaluates the rules, sends alerts; all in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rules.yaml").write_text(rules_text)
     interval = f"{round(1000 * scrape_interval_s)}ms"

@@ -73,7 +73,7 @@ def burn(promise: str) -> list[Case]:
             "60m",
             verdicts({"tpot": "ttft", "ttft": "tpot"}[promise], "0+16x60", "0+4x60"),
         ),
-        Case("a few sequences, all late", "60m", verdicts(promise, "0+0x60", "0+0x30 0+1x8 8+0x30")),
+        Case("a few sequences, all late", "39m", verdicts(promise, "0+0x60", "0+0x30 0+1x8 8+0x30")),
         Case("nothing finishes", "60m", verdicts(promise, "7+0x60", "3+0x60")),
         Case(
             "it is over",
