@@ -256,7 +256,7 @@ class Router:
         if decision.reason is not None:
             pool.routing.decided(PLACED[decision.reason])
         if decision.replica is not None:
-            pool.routing.predicted_tpot.observe(decision.tpot_ms / 1000)
+            pool.routing.predicted(decision.tpot_ms / 1000)
         if decision.spilled:
             record["spilled"] = True
             pool.routing.spilled.inc()

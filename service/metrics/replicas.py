@@ -41,8 +41,10 @@ class ReplicaMetrics:
 
     def __init__(self, pool: PoolConfig, start_s: float) -> None:
         """start_s: how long it took to start."""
-        REPLICA_START.bind(pool).observe(start_s)
-        BUILD_INFO.bind(pool).set(1, tags={name: value for name, (value,) in BUILD_INFO.labels.items()})
+        self._start = REPLICA_START.bind(pool)
+        self._start.observe(start_s)
+        self._build = BUILD_INFO.bind(pool)
+        self._build.set(1, tags={name: value for name, (value,) in BUILD_INFO.labels.items()})
         self._held = ACCELERATOR_SECONDS.bind(pool)
         self._accelerators = max(1, pool.gpus_per_replica)
         self._since_s = time.monotonic() - start_s

@@ -38,6 +38,13 @@ TPOT = MetricSpec(
     "generated sequence that finished with two tokens or more.",
     buckets=SECONDS_BUCKETS,
 )
+TPOT_SUM = MetricSpec(
+    "deltalog_tpot_sum_seconds_total",
+    "counter",
+    "seconds",
+    "Sum of the samples of deltalog_request_tpot_seconds; by their count, the mean.",
+)
+"""Ray's exporter rebuilds a histogram's own sum from the middles of its buckets."""
 DURATION = MetricSpec(
     "deltalog_request_duration_seconds",
     "histogram",
@@ -70,20 +77,25 @@ class LatencyMetrics:
         self.ttft = TTFT.bind(pool)
         self.itl = ITL.bind(pool)
         self._tpot = TPOT.bind(pool)
+        self._tpot_sum = TPOT_SUM.bind(pool)
         self._duration = DURATION.bind(pool)
         self.generated_tokens = GENERATED_TOKENS.bind(pool)
         self.running_requests = RUNNING_REQUESTS.bind(pool)
         self._slo = pool.slo
         if self._slo is not None:
             self._sequences = SLO_SEQUENCES.bind(pool)
-            SLO_TPOT.bind(pool).set(self._slo.tpot_ms / 1000)
-            SLO_TTFT.bind(pool).set(self._slo.ttft_ms / 1000)
+            self._promised = SLO_TPOT.bind(pool), SLO_TTFT.bind(pool)
+            for gauge, promised_ms in zip(
+                self._promised, (self._slo.tpot_ms, self._slo.ttft_ms), strict=True
+            ):
+                gauge.set(promised_ms / 1000)
 
     def finished(self, ttft_s: float, duration_s: float, tokens: int) -> None:
         """A sequence of ``tokens`` tokens ended, ``duration_s`` after it arrived."""
         tpot_s = (duration_s - ttft_s) / (tokens - 1) if tokens > 1 else 0.0
         if tokens > 1:
             self._tpot.observe(tpot_s)
+            self._tpot_sum.inc(tpot_s)
         self._duration.observe(duration_s)
         if self._slo is not None:
             missed = {"tpot": 1000 * tpot_s > self._slo.tpot_ms, "ttft": 1000 * ttft_s > self._slo.ttft_ms}

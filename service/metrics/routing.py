@@ -33,6 +33,12 @@ PREDICTED_TPOT = MetricSpec(
     "TPOT that the router predicted for a request where it sent it.",
     buckets=SECONDS_BUCKETS,
 )
+PREDICTED_TPOT_SUM = MetricSpec(
+    "deltalog_predicted_tpot_sum_seconds_total",
+    "counter",
+    "seconds",
+    "Sum of the samples of deltalog_predicted_tpot_seconds; by their count, the mean.",
+)
 DECISIONS = MetricSpec(
     "deltalog_router_decisions_total",
     "counter",
@@ -71,12 +77,18 @@ class RoutingMetrics:
 
     def __init__(self, pool: PoolConfig) -> None:
         self.spilled = SPILLED.bind(pool)
-        self.predicted_tpot = PREDICTED_TPOT.bind(pool)
+        self._predicted_tpot = PREDICTED_TPOT.bind(pool)
+        self._predicted_tpot_sum = PREDICTED_TPOT_SUM.bind(pool)
         self.decision_seconds = DECISION_SECONDS.bind(pool)
         self.queued = QUEUED.bind(pool)
         self._decisions = DECISIONS.bind(pool)
         self._ready = READY.bind(pool)
         self._packed = PACKED.bind(pool)
+
+    def predicted(self, tpot_s: float) -> None:
+        """TPOT that a request is sent to its replica with."""
+        self._predicted_tpot.observe(tpot_s)
+        self._predicted_tpot_sum.inc(tpot_s)
 
     def decided(self, reason: str) -> None:
         """One of the values of DECISIONS."""

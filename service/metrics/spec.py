@@ -31,7 +31,8 @@ class MetricSpec:
         return f"ray_{self.name}"
 
     def bind(self, pool: PoolConfig) -> Any:
-        """The Ray metric for `pool`; counters exist at zero from now on. Call it inside a Serve replica."""
+        """The Ray metric for `pool`; counters exist at zero from now on. Call it inside a Serve replica, and
+        keep it: what Ray still exports of a metric ends with the object."""
         # Dashboards read the declarations without Ray.
         from ray.serve import metrics
 

@@ -65,7 +65,8 @@ class StepMetrics:
         if self._cost is not None:
             self._predicted = PREDICTED_STEP_SECONDS.bind(pool)
             self._share = RECURRENT_SHARE.bind(pool)
-            BREAK_EVEN.bind(pool).set(self._cost.break_even_rows)
+            self._break_even = BREAK_EVEN.bind(pool)
+            self._break_even.set(self._cost.break_even_rows)
 
     def step(self, rows: int, prefill_tokens: int, seconds: float) -> None:
         """One step that decoded ``rows`` rows and took in ``prefill_tokens`` prompt tokens."""
