@@ -1,13 +1,14 @@
 """Recording rules: what several alerts and panels ask of one pool, computed once.
 
 Counters pass through `rate` or `increase` before they are summed, so that a replica that restarts is no step
-down. A quotient is one of sums, and has no value where nothing was counted: an idle pool is in no state.
+down. A quotient is one of sums, and has no value where nothing was counted: an idle pool is in no state. A mean
+takes the counter of the samples' sum: Ray's exporter guesses a histogram's own from its buckets.
 """
 
 from service.metrics.log import MERGE_INTERVAL
 from service.metrics.replicas import BUILD_INFO
-from service.metrics.requests import GENERATED_TOKENS, REQUESTS, SLO_SEQUENCES, TPOT, TTFT
-from service.metrics.routing import DESIRED_REPLICAS, PREDICTED_TPOT, QUEUED, READY
+from service.metrics.requests import GENERATED_TOKENS, REQUESTS, SLO_SEQUENCES, TPOT, TPOT_SUM, TTFT
+from service.metrics.routing import DESIRED_REPLICAS, PREDICTED_TPOT, PREDICTED_TPOT_SUM, QUEUED, READY
 from service.metrics.spec import MetricSpec
 from service.metrics.steps import PREDICTED_STEP_SECONDS, STEP_SECONDS, STEPS
 
@@ -110,9 +111,9 @@ def steps() -> Rules:
     return {
         STEP_MEAN: quotient(seconds, over(STEPS, STEP_WINDOW)),
         STEP_TO_WRITE_THROUGH: quotient(seconds, write_through),
-        OBSERVED_TPOT: quotient(over(TPOT, TPOT_WINDOW, "_sum"), over(TPOT, TPOT_WINDOW, "_count")),
+        OBSERVED_TPOT: quotient(over(TPOT_SUM, TPOT_WINDOW), over(TPOT, TPOT_WINDOW, "_count")),
         EXPECTED_TPOT: quotient(
-            over(PREDICTED_TPOT, TPOT_WINDOW, "_sum"), over(PREDICTED_TPOT, TPOT_WINDOW, "_count")
+            over(PREDICTED_TPOT_SUM, TPOT_WINDOW), over(PREDICTED_TPOT, TPOT_WINDOW, "_count")
         ),
         PREDICTED_TO_OBSERVED: quotient(EXPECTED_TPOT, OBSERVED_TPOT),
         TPOT_SAMPLES: over(TPOT, TPOT_WINDOW, "_count", "increase"),

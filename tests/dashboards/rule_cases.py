@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from service.metrics.log import ASIDE, MERGE_INTERVAL, MERGES
 from service.metrics.replicas import BUILD_INFO
-from service.metrics.requests import GENERATED_TOKENS, REQUESTS, SLO_SEQUENCES, TPOT, TTFT
-from service.metrics.routing import DESIRED_REPLICAS, PREDICTED_TPOT, QUEUED, READY
+from service.metrics.requests import GENERATED_TOKENS, REQUESTS, SLO_SEQUENCES, TPOT, TPOT_SUM, TTFT
+from service.metrics.routing import DESIRED_REPLICAS, PREDICTED_TPOT, PREDICTED_TPOT_SUM, QUEUED, READY
 from service.metrics.spec import MetricSpec
 from service.metrics.steps import PREDICTED_STEP_SECONDS, STEP_SECONDS
 
@@ -112,9 +112,9 @@ def stepping(seconds: str, write_through: str, interval: str = "8x60") -> Series
 
 def predicting(predicted: str, observed: str, count: str = "0+10x60") -> Series:
     return (
-        one(PREDICTED_TPOT, predicted, "_sum")
+        one(PREDICTED_TPOT_SUM, predicted)
         | one(PREDICTED_TPOT, count, "_count")
-        | one(TPOT, observed, "_sum", replica="b")
+        | one(TPOT_SUM, observed, replica="b")
         | one(TPOT, count, "_count", replica="b")
     )
 
