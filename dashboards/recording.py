@@ -1,8 +1,8 @@
 """Recording rules: what several alerts and panels ask of one pool, computed once.
 
 Counters pass through `rate` or `increase` before they are summed, so that a replica that restarts is no step
-down. A quotient is one of sums, and has no value where nothing was counted: an idle pool is in no state. A mean
-takes the counter of the samples' sum: Ray's exporter guesses a histogram's own from its buckets.
+down. A quotient is one of sums, and has no value where nothing was counted: an idle pool is in no state. A
+mean takes the counter of the samples' sum: Ray's exporter guesses a histogram's own from its buckets.
 """
 
 from service.metrics.log import MERGE_INTERVAL
