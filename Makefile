@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 MODEL := .cache/demo-model
-TESTS := tests/kernels tests/deploy tests/plugin tests/service tests/e2e
+TESTS := tests/kernels tests/deploy tests/plugin tests/dashboards tests/service tests/e2e
 QUICK := $(BIN)/pytest -m "not long and not gpu"
 
 export RAY_USAGE_STATS_ENABLED := 0
@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM := false
 # pytest ends with status 5 when no test is selected. That is said, and is no failure.
 or_none = || { status=$$?; [ $$status -eq 5 ] || exit $$status; echo "There are no $(1) tests in this version."; }
 
-.PHONY: help setup model demo serve test test-long test-gpu sanitize check bench clean
+.PHONY: help setup tools model demo serve test test-long test-gpu sanitize check bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -30,12 +30,16 @@ demo: model  ## serve the demo model, talk to it, print what was counted, stop
 serve: model  ## serve the demo model until Ctrl-C
 	@$(BIN)/python -m service serve deploy/serve/cpu-demo.yaml
 
-test: setup  ## tests that need no GPU and no patience
+tools: setup  ## get Prometheus and Alertmanager where there are none
+	@$(BIN)/python deploy/setup_tools.py
+
+test: tools  ## tests that need no GPU and no patience
 	TRITON_INTERPRET=1 $(QUICK) tests/kernels
 	$(QUICK) tests/deploy tests/plugin
+	$(QUICK) tests/dashboards
 	$(QUICK) tests/service tests/e2e
 
-test-long: setup  ## fuzz of engine schedules, and seeded faults that a test must catch
+test-long: tools  ## fuzz of engine schedules, and seeded faults that a test must catch
 	$(BIN)/python tests/long.py
 
 test-gpu: setup  ## the tests that need a GPU
@@ -49,6 +53,7 @@ check: setup  ## format, lint, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m dashboards check
 
 bench: setup  ## check and time the kernels on this machine
 	$(BIN)/deltalog bench kernels

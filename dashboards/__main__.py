@@ -1,7 +1,9 @@
-"""Command line of the boards: `python -m dashboards build|check`."""
+"""Command line of the boards: `python -m dashboards build|check|push|observe`."""
 
 import typer
 from rich.console import Console
+
+from dashboards.push import command as push_command
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console(soft_wrap=True)
@@ -14,7 +16,7 @@ def _boards() -> None:
 
 @app.command()
 def build() -> None:
-    """Write the boards' JSON and docs/metrics.md."""
+    """Write the boards, the rules and the pages in docs/."""
     from dashboards.generate import write
 
     for path in write():
@@ -34,6 +36,9 @@ def check() -> None:
         console.print(finding, markup=False, highlight=False)
     if findings:
         raise typer.Exit(1)
+
+
+app.command("push")(push_command)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from dashboards.boards import boards
 from dashboards.docs import metrics_page
+from dashboards.rules import generated as rules
 
 ROOT = Path(__file__).parents[1]
 GENERATED = Path("dashboards/generated")
@@ -13,7 +14,8 @@ GENERATED = Path("dashboards/generated")
 def files() -> dict[Path, str]:
     """What should stand in each generated file, by its path from the repository's root."""
     made = {GENERATED / f"{uid}.json": json.dumps(board, indent=2) + "\n" for uid, board in boards().items()}
-    return {**made, Path("docs/metrics.md"): metrics_page()}
+    pages = {Path("docs/metrics.md"): metrics_page()}
+    return made | pages | {Path(path): text for path, text in rules().items()}
 
 
 def write(root: Path = ROOT) -> list[Path]:

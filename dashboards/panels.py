@@ -15,12 +15,11 @@ from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models import heatmap as heatmap_model
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
+from dashboards.push import DEPLOY_TAGS
 from service.metrics.requests import REQUESTS
 
 DATASOURCE = common_model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 TAG = "deltalog"
-DEPLOY_TAGS = [TAG, "deploy"]
-"""Tags of the annotations that mark a deployment."""
 GRID_COLUMNS = 24
 
 Panel = Builder[model.Panel]

@@ -39,7 +39,7 @@ def main() -> None:
     step(2, f"is {TORCH} to be had?")
     check_torch()
     step(3, "project and dependencies (about 1 GB, a few minutes)")
-    pip("install", "--editable", f"{ROOT}[cpu,service,bench,dev]")
+    pip("install", "--editable", f"{ROOT}[cpu,service,dashboards,bench,dev]")
     step(4, f"removing {', '.join(UNWANTED)}; naming vllm")
     pip("uninstall", "--yes", *UNWANTED)
     name_vllm()

@@ -1,11 +1,11 @@
 """Queries of the boards over known series: more replicas, a restart and unlike load falsify no figure."""
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from prometheus import binary
 
 from dashboards.boards import boards
 from dashboards.promql import WINDOW
@@ -74,9 +74,7 @@ def _expression(uid: str, title: str, number: int) -> str:
 
 def _judged(expected: dict[tuple[str, str, int], dict[str, float]], folder: Path) -> str:
     """Empty where Prometheus' own engine agrees, else what it says."""
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("no promtool here; Debian has it in the package prometheus")
+    promtool = binary("promtool")
     tests = [
         {
             # promtool compares every bit; the figures are multiples of this power of two.

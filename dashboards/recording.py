@@ -1,0 +1,123 @@
+"""Recording rules: what several alerts and panels ask of one pool, computed once.
+
+Counters pass through `rate` or `increase` before they are summed, so that a replica that restarts is no step
+down. A quotient is one of sums, and has no value where nothing was counted: an idle pool is in no state. A
+mean takes the counter of the samples' sum: Ray's exporter guesses a histogram's own from its buckets.
+"""
+
+from service.metrics.log import MERGE_INTERVAL
+from service.metrics.replicas import BUILD_INFO
+from service.metrics.requests import GENERATED_TOKENS, REQUESTS, SLO_SEQUENCES, TPOT, TPOT_SUM, TTFT
+from service.metrics.routing import DESIRED_REPLICAS, PREDICTED_TPOT, PREDICTED_TPOT_SUM, QUEUED, READY
+from service.metrics.spec import MetricSpec
+from service.metrics.steps import PREDICTED_STEP_SECONDS, STEP_SECONDS, STEPS
+
+Rules = dict[str, str]
+"""Expressions by the names under which they are recorded: level, metric, operations."""
+
+BURN_WINDOWS = ("5m", "30m", "1h", "6h")
+ERROR_WINDOWS = ("5m", "30m")
+STEP_WINDOW = "5m"
+TPOT_WINDOW = "30m"
+LOG_WINDOW = "15m"
+
+ALWAYS_THERE = (REQUESTS, READY, GENERATED_TOKENS, BUILD_INFO)
+"""Metrics that every deployment exports from its start, whatever is configured."""
+
+
+def recorded(metric: str, operations: str) -> str:
+    """Name of a rule's result for each pool and model."""
+    return f"pool_model:{metric}:{operations}"
+
+
+def over(spec: MetricSpec, window: str, part: str = "", function: str = "rate") -> str:
+    """A counter's rate or increase, added up by pool. `part` is a histogram's suffix, or a selector."""
+    return f"sum by (pool, model) ({function}({spec.prom_name}{part}[{window}]))"
+
+
+def quotient(numerator: str, denominator: str) -> str:
+    """No value, and not NaN, where there is nothing to divide by."""
+    return f"{numerator} / ({denominator} > 0)"
+
+
+def missed(promise: str, window: str) -> str:
+    """Name of the share of sequences that missed the SLO's TPOT or TTFT."""
+    return recorded(f"deltalog_slo_{promise}_missed", f"ratio_rate{window}")
+
+
+def sequences(window: str) -> str:
+    """Name of the number of sequences that finished, in a pool with an SLO."""
+    return recorded("deltalog_slo_sequences", f"increase{window}")
+
+
+def errors(window: str) -> str:
+    """Name of the share of requests that ended as an error, of those that were the service's to answer."""
+    return recorded("deltalog_requests_error", f"ratio_rate{window}")
+
+
+QUEUE = recorded(QUEUED.name, "sum")
+READY_REPLICAS = recorded(READY.name, "max")
+WANTED_REPLICAS = recorded(DESIRED_REPLICAS.name, "max")
+LONGEST_CYCLE = recorded(MERGE_INTERVAL.name, "max")
+STEP_MEAN = recorded("deltalog_step_seconds", f"mean{STEP_WINDOW}")
+STEP_TO_WRITE_THROUGH = recorded("deltalog_step_to_write_through", f"ratio_rate{STEP_WINDOW}")
+OBSERVED_TPOT = recorded(TPOT.name, f"mean{TPOT_WINDOW}")
+EXPECTED_TPOT = recorded(PREDICTED_TPOT.name, f"mean{TPOT_WINDOW}")
+PREDICTED_TO_OBSERVED = recorded("deltalog_predicted_to_observed_tpot", f"ratio{TPOT_WINDOW}")
+TPOT_SAMPLES = recorded(TPOT.name, f"increase{TPOT_WINDOW}")
+DECODED_TOKENS = recorded("deltalog_decoded_tokens", f"increase{LOG_WINDOW}")
+ANSWERABLE = recorded("deltalog_requests_answerable", f"increase{ERROR_WINDOWS[-1]}")
+
+
+def slo() -> Rules:
+    """Sequences against the SLO of their pool."""
+    rules = {
+        missed(promise, window): quotient(
+            over(SLO_SEQUENCES, window, f'{{{promise}="missed"}}'), over(SLO_SEQUENCES, window)
+        )
+        for promise in SLO_SEQUENCES.labels
+        for window in BURN_WINDOWS
+    }
+    # The windows that say whether there was enough to judge by.
+    return rules | {
+        sequences(window): over(SLO_SEQUENCES, window, function="increase") for window in ("1h", "6h")
+    }
+
+
+def requests() -> Rules:
+    """How requests end, how many wait, and what there is to serve them."""
+    answerable = '{outcome!~"client_error|aborted"}'
+    rules = {
+        errors(window): quotient(
+            over(REQUESTS, window, '{outcome="error"}'), over(REQUESTS, window, answerable)
+        )
+        for window in ERROR_WINDOWS
+    }
+    return rules | {
+        ANSWERABLE: over(REQUESTS, ERROR_WINDOWS[-1], answerable, "increase"),
+        # Each ingress has a queue of its own, and sees all replicas.
+        QUEUE: f"sum by (pool, model) ({QUEUED.prom_name})",
+        READY_REPLICAS: f"max by (pool, model) ({READY.prom_name})",
+        WANTED_REPLICAS: f"max by (pool, model) ({DESIRED_REPLICAS.prom_name})",
+    }
+
+
+def steps() -> Rules:
+    """What a step and a token take, and what was expected of them."""
+    seconds = over(STEP_SECONDS, STEP_WINDOW)
+    write_through = over(PREDICTED_STEP_SECONDS, STEP_WINDOW, '{curve="write_through"}')
+    tokens = over(GENERATED_TOKENS, LOG_WINDOW, function="increase")
+    first_tokens = over(TTFT, LOG_WINDOW, "_count", "increase")
+    return {
+        STEP_MEAN: quotient(seconds, over(STEPS, STEP_WINDOW)),
+        STEP_TO_WRITE_THROUGH: quotient(seconds, write_through),
+        OBSERVED_TPOT: quotient(over(TPOT_SUM, TPOT_WINDOW), over(TPOT, TPOT_WINDOW, "_count")),
+        EXPECTED_TPOT: quotient(
+            over(PREDICTED_TPOT_SUM, TPOT_WINDOW), over(PREDICTED_TPOT, TPOT_WINDOW, "_count")
+        ),
+        PREDICTED_TO_OBSERVED: quotient(EXPECTED_TPOT, OBSERVED_TPOT),
+        TPOT_SAMPLES: over(TPOT, TPOT_WINDOW, "_count", "increase"),
+        # The first token of a sequence comes out of its prompt.
+        DECODED_TOKENS: f"{tokens} - {first_tokens}",
+        LONGEST_CYCLE: f"max by (pool, model) ({MERGE_INTERVAL.prom_name})",
+    }
