@@ -63,13 +63,13 @@ def board() -> dict[str, Any]:
     override = {"matcher": {"id": "byName", "options": "two"}, "properties": [{"id": "unit", "value": "ms"}]}
     lines = panel(1, "timeseries", "Lines", quantile, unit="s")
     lines["fieldConfig"]["overrides"] = [override]
-    table = panel(4, "table", "Table", f"sample_rows{POOL}", f"2 * sample_rows{POOL}", unit="suffix: rows")
+    table = panel(4, "table", "Table", f"sample_rows{POOL}", f"2 * sample_rows{POOL}", unit="suffix:rows")
     heat = panel(6, "heatmap", "Heat", f"sum by (le) (rate(sample_seconds_bucket{POOL}{RATE}))", unit="s")
     text = panel(5, "text", "Words", options={"mode": "markdown", "content": "**What** to do"})
     panels = [
         lines,
         panel(2, "stat", "Figure", f"rate(sample_bytes_total{POOL}{RATE})", unit="Bps"),
-        panel(3, "bargauge", "Bars", f"sample_rows{POOL}", unit="suffix: rows"),
+        panel(3, "bargauge", "Bars", f"sample_rows{POOL}", unit="suffix:rows"),
         table,
         text,
         heat,

@@ -1,4 +1,4 @@
-import { createDataFrame, fieldMatchers, FieldType, getDisplayProcessor } from '@grafana/data';
+import { createDataFrame, fieldMatchers, FieldType, getDisplayProcessor, getMinMaxAndDelta } from '@grafana/data';
 
 /** What Grafana's panels take where a board says nothing. */
 const LINE = {
@@ -15,6 +15,7 @@ const LINE = {
   thresholdsStyle: { mode: 'off' },
 };
 const COLOR = { timeseries: { mode: 'palette-classic' } };
+const THRESHOLDS = { mode: 'absolute', steps: [{ value: null, color: 'green' }, { value: 80, color: 'red' }] };
 
 /** Give each field the panel's configuration and overrides, and with them its unit, colours and number format. */
 export function configured(frames, panel, theme) {
@@ -26,7 +27,7 @@ export function configured(frames, panel, theme) {
   let seriesIndex = 0;
   for (const frame of frames) {
     for (const field of frame.fields) {
-      const config = structuredClone({ color: COLOR[panel.type] ?? { mode: 'thresholds' }, ...defaults });
+      const config = structuredClone({ color: COLOR[panel.type] ?? { mode: 'thresholds' }, thresholds: THRESHOLDS, ...defaults });
       config.custom = { ...LINE, ...config.custom };
       for (const { matches, properties } of matched) {
         if (matches(field, frame, frames)) {
@@ -34,9 +35,12 @@ export function configured(frames, panel, theme) {
         }
       }
       // JSON has no infinity: the first threshold's value is null there.
-      config.thresholds?.steps.forEach((step) => (step.value ??= -Infinity));
+      config.thresholds.steps.forEach((step) => (step.value ??= -Infinity));
       field.config = field.type === FieldType.time ? field.config : { ...config, ...field.config };
-      field.state = { seriesIndex: field.type === FieldType.number ? seriesIndex++ : 0 };
+      field.state = {
+        seriesIndex: field.type === FieldType.number ? seriesIndex++ : 0,
+        range: field.type === FieldType.number ? getMinMaxAndDelta(field) : undefined,
+      };
       field.display = getDisplayProcessor({ field, theme });
     }
   }

@@ -1,10 +1,13 @@
 import { PanelChrome, useTheme2 } from '@grafana/ui';
-import { Component, useEffect, useState } from 'react';
+import { Component, useEffect, useRef, useState } from 'react';
 import { DRAWINGS, isNumber } from './drawings.jsx';
 import { configured } from './fields.js';
+import { inked } from './ink.js';
 import { query } from './prometheus.js';
 import { steps } from './time.js';
 import { builtIn, replaced } from './variables.js';
+
+const PAINTED_MS = 500;
 
 /** One panel: asks its queries, draws the answers, and says in `data-*` attributes what became of it. */
 export function Panel({ panel, variables, range, scrapeIntervalS, width, height }) {
@@ -21,15 +24,25 @@ export function Panel({ panel, variables, range, scrapeIntervalS, width, height 
     return () => (current = false);
   }, [panel, variables, range, scrapeIntervalS, width, theme]);
 
+  // What was drawn is looked at once it has been painted.
+  const element = useRef(null);
+  const [ink, setInk] = useState(false);
+  useEffect(() => {
+    const timer = setTimeout(() => setInk(inked(element.current)), PAINTED_MS);
+    return () => clearTimeout(timer);
+  }, [outcome]);
+
   const failed = (error) => setOutcome({ state: 'error', data: [], text: error.message });
   const { state, data, text } = outcome;
   return (
     <div
+      ref={element}
       data-panel-id={panel.id}
       data-title={panel.title}
       data-state={state}
       data-series={data.length}
       data-unit={state === 'drawn' ? text : ''}
+      data-ink={state === 'drawn' && ink}
     >
       <PanelChrome
         {...{ width, height }}
