@@ -16,7 +16,8 @@ from rich.table import Table
 
 from service.config import ServiceConfig, load_config
 from service.launch import METRICS_PERIOD_S, LaunchError, check
-from service.metrics import BYTE_KINDS, GENERATED_TOKENS, MERGES, STATE_BYTES, TPOT, WRITE_THROUGH_BYTES
+from service.metrics.log import BYTE_KINDS, MERGES, STATE_BYTES, WRITE_THROUGH_BYTES
+from service.metrics.requests import GENERATED_TOKENS, TPOT
 from service.scrape import Scrape
 
 STREAMS = 16

@@ -266,11 +266,16 @@ class PoolConfig(Settings):
         return self.served_model_name or self.model
 
     @property
-    def step_model(self) -> StepModel:
-        """What the configuration says of a step. Where it says nothing, rows cost time: that balances."""
+    def configured_cost(self) -> StepModel | None:
+        """What the configuration says of a step; None where it says nothing."""
         if self.sim is not None:
             return self.sim.cost
-        return self.cost.model if self.cost else StepModel(1.0, 1.0, 0.0, 0.01)
+        return self.cost.model if self.cost else None
+
+    @property
+    def step_model(self) -> StepModel:
+        """The configured cost. Where there is none, rows cost time: that balances."""
+        return self.configured_cost or StepModel(1.0, 1.0, 0.0, 0.01)
 
     @property
     def chunk_tokens(self) -> int:

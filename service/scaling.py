@@ -7,7 +7,7 @@ from math import inf
 from typing import Any
 
 from service.engine.protocol import Demand
-from service.metrics import DESIRED_REPLICAS
+from service.metrics.routing import DESIRED_REPLICAS
 from service.pools import PoolConfig
 from service.routing.autoscale import Autoscaler, Bounds, Load
 from service.routing.calibrate import agreed

@@ -5,7 +5,7 @@ from collections import defaultdict
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.metrics import MetricSpec
+from service.metrics.spec import MetricSpec
 
 
 class Scrape:

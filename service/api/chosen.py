@@ -5,7 +5,7 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from service.engine.protocol import Call, Probe
-from service.metrics import UNROUTED
+from service.metrics.routing import UNROUTED
 from service.pools import PoolConfig
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from service.engine.protocol import Call, Demand, Message, Probe, Report
-from service.metrics import PREDICTED_TPOT, REQUESTS, SPILLED
+from service.metrics.requests import REQUESTS
+from service.metrics.routing import RoutingMetrics
 from service.pools import PoolConfig
 from service.routing.autoscale import Offered
 from service.routing.calibrate import agreed
@@ -55,8 +56,7 @@ class Pool:
         self.config = config
         self.views: dict[str, ReplicaView] = {}
         self.requests = REQUESTS.bind(config)
-        self.spilled = SPILLED.bind(config)
-        self.predicted_tpot = PREDICTED_TPOT.bind(config)
+        self.routing = RoutingMetrics(config)
         self.offered = Offered(_since_s=time.monotonic())
         self._handle = handle
         self._ingress = ingress
@@ -88,6 +88,7 @@ class Pool:
     async def probe(self, waiting: int = 0) -> None:
         """Ask all replicas what they have before them; `waiting` requests wait for this pool."""
         asked_at_s = time.monotonic()
+        self.routing.queued.set(waiting)
         demand = Demand(self._ingress, waiting, *self.offered.rates(asked_at_s))
         alone = len(self.views) < 2
         try:
@@ -130,6 +131,7 @@ class Pool:
             sent.view = self.views.get(sent.replica) if sent.replica else None
         self._reported_at_s = time.monotonic()
         live = sum(view.ready for view in self.views.values())
+        self.routing.replicas(live, sum(view.rows > 0 for view in self.views.values()))
         if live != self._live:
             logger.warning("Pool %r: %d of %d replicas generate.", self.config.name, live, self._replicas)
         self._live = live

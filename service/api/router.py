@@ -15,6 +15,7 @@ from service.api.line import Line
 from service.api.pool import PROBE_PERIOD_S, Pool, UnansweredError
 from service.engine.protocol import Answer, Call, Message, Usage
 from service.errors import ENGINE_DEAD, POOL_FULL, ApiError, engine_dead, not_ready, pool_full, to_api_error
+from service.metrics.routing import PLACED, REFUSED, WAITED
 from service.routing.policy import Ask, Decision, PackSpill, Reason
 from service.routing.prefixes import Prefixes, beginning
 
@@ -129,6 +130,8 @@ class Router:
             self._held -= 1
             (pool,) = (pool for pool in self.pools if pool.config.name == record["pool"])
             pool.requests.inc(tags={"outcome": outcome})
+            if outcome == "rejected":
+                self.pools[0].routing.decided(REFUSED)
             record["outcome"] = outcome
             if accepted:
                 self._mean_s += (time.monotonic() - arrived_at_s - self._mean_s) / 16
@@ -223,9 +226,13 @@ class Router:
             raise engine_dead() if trip.lost else not_ready(self.model)
         waited_ms = 1000 * (time.monotonic() - trip.arrived_at_s)
         ask = replace(trip.ask, waited_ms=waited_ms, saved_ms=self._saved_ms(trip))
+        began_s = time.perf_counter()
         decision = self._policy.choose([list(pool.views.values()) for pool in trip.pools], ask)
+        trip.pools[0].routing.decision_seconds.observe(time.perf_counter() - began_s)
         trip.decision = decision
         if decision.replica is None:
+            if not trip.in_line:
+                trip.pools[0].routing.decided(WAITED)
             trip.in_line = True
             return None
         pool = next(pool for pool in trip.pools if decision.replica in pool.views)
@@ -246,11 +253,13 @@ class Router:
         }
 
     def _accepted(self, pool: Pool, decision: Decision, record: dict[str, Any]) -> None:
+        if decision.reason is not None:
+            pool.routing.decided(PLACED[decision.reason])
         if decision.replica is not None:
-            pool.predicted_tpot.observe(decision.tpot_ms / 1000)
+            pool.routing.predicted(decision.tpot_ms / 1000)
         if decision.spilled:
             record["spilled"] = True
-            pool.spilled.inc()
+            pool.routing.spilled.inc()
 
     def _trip(self, call: Call, wanted: Wanted) -> _Trip:
         if not wanted.generates:

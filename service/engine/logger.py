@@ -5,7 +5,8 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from service.metrics import LatencyMetrics
+from service.metrics.requests import LatencyMetrics
+from service.metrics.steps import StepMetrics
 from service.pools import PoolConfig
 from service.routing.calibrate import Calibration
 from service.routing.policy import PREFILL_WINDOW
@@ -16,29 +17,39 @@ class EngineLogger(StatLoggerBase):
 
     def __init__(self, pool: PoolConfig) -> None:
         self.metrics: LatencyMetrics | None = None
+        self._steps: StepMetrics | None = None
+        self._pool = pool
         self.prefill_per_step = 0.0
         self.calibration = Calibration(pool.step_model)
         self._stepped_at_s: float | None = None
+
+    def start_metrics(self) -> None:
+        """From now on what the engine does is somebody's."""
+        self.metrics = LatencyMetrics(self._pool)
+        self._steps = StepMetrics(self._pool)
 
     def log_engine_initialized(self) -> None:
         pass
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-        if self.metrics is None or iteration_stats is None:
+        if iteration_stats is None:
             return
-        self._calibrate(scheduler_stats, iteration_stats)
+        self._step(scheduler_stats, iteration_stats)
+        if self.metrics is None:
+            return
         for seconds in iteration_stats.time_to_first_tokens_iter:
             self.metrics.ttft.observe(seconds)
         for seconds in iteration_stats.inter_token_latencies_iter:
             self.metrics.itl.observe(seconds)
         for request in iteration_stats.finished_requests:
-            if request.num_generation_tokens > 1:
-                self.metrics.tpot.observe(request.mean_time_per_output_token)
+            # vLLM's decode time is from the first token to the last.
+            ttft_s = request.e2e_latency - request.decode_time
+            self.metrics.finished(ttft_s, request.e2e_latency, request.num_generation_tokens)
         if iteration_stats.num_generation_tokens:
             self.metrics.generated_tokens.inc(iteration_stats.num_generation_tokens)
 
-    def _calibrate(self, scheduler_stats: Any, iteration_stats: Any) -> None:
-        """The time since the step before, where the engine had work all along."""
+    def _step(self, scheduler_stats: Any, iteration_stats: Any) -> None:
+        """A step and the time since the one before, where the engine had work all along."""
         now_s, last_s = time.monotonic(), self._stepped_at_s
         busy = (
             scheduler_stats is None or scheduler_stats.num_running_reqs + scheduler_stats.num_waiting_reqs > 0
@@ -46,5 +57,7 @@ class EngineLogger(StatLoggerBase):
         self._stepped_at_s = now_s if busy else None
         prefill = iteration_stats.prompt_token_stats.computed
         self.prefill_per_step += (prefill - self.prefill_per_step) / PREFILL_WINDOW
-        if last_s is not None:
-            self.calibration.step(iteration_stats.num_generation_tokens, prefill, 1000 * (now_s - last_s))
+        if last_s is not None and self._steps is not None:
+            rows, seconds = iteration_stats.num_generation_tokens, now_s - last_s
+            self.calibration.step(rows, prefill, 1000 * seconds)
+            self._steps.step(rows, prefill, seconds)

@@ -11,6 +11,7 @@ from ray import serve
 
 from service.engine.protocol import Answer, Call, Demand, Engine, Message, Probe, Report
 from service.errors import ENGINE_DEAD, engine_dead, pool_full
+from service.metrics.replicas import ReplicaMetrics
 from service.pools import PoolConfig
 from service.scaling import stats
 
@@ -30,12 +31,13 @@ class EngineReplica:
     async def __init__(self, pool: PoolConfig) -> None:  # type: ignore[misc]
         self._pool = pool
         self._id = serve.get_replica_context().replica_id.unique_id
-        self._order = time.time_ns()
+        self._order, began_at_s = time.time_ns(), time.monotonic()
         self._demands: dict[str, tuple[float, Demand]] = {}
         self._held = 0
         self._dead = False
         self.engine = _engine(pool)
         await self.engine.start()
+        self._metrics = ReplicaMetrics(pool, time.monotonic() - began_at_s)
         self._watching = asyncio.create_task(self._watch())
 
     async def answer(self, call: Call) -> AsyncGenerator[Message | None, None]:
@@ -83,6 +85,7 @@ class EngineReplica:
                 async with asyncio.timeout(self._pool.stall_timeout_s):
                     await self.engine.check_health()
                     await self.engine.publish()
+                    self._metrics.publish()
                 await asyncio.sleep(WATCH_PERIOD_S)
             except Exception as error:
                 self._dead = True

@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from service.engine.outbox import Outbox
 from service.engine.protocol import Answer, Call, EngineLoad, Message, Usage
 from service.errors import ApiError, invalid_request
-from service.metrics import LatencyMetrics
+from service.metrics.requests import LatencyMetrics
+from service.metrics.steps import StepMetrics
 from service.pools import PoolConfig
 from service.routing.calibrate import Calibration
 from service.routing.policy import PREFILL_WINDOW
@@ -162,6 +163,7 @@ class SimEngine:
             pass
         # The token that proves the engine ready is nobody's request.
         self._metrics = LatencyMetrics(self._pool)
+        self._steps = StepMetrics(self._pool)
 
     async def answer(self, call: Call) -> AsyncGenerator[Message, None]:
         try:
@@ -240,6 +242,8 @@ class SimEngine:
             # The batch as it was, with the time that its step really took.
             taken_s, stepped_at_s = time.monotonic() - stepped_at_s, time.monotonic()
             self._calibration.step(len(self._running), prefill_tokens, 1000 * taken_s)
+            if self._metrics is not None:
+                self._steps.step(len(self._running), prefill_tokens, taken_s)
             self._emit()
 
     def _drop_what_left(self) -> None:
@@ -282,13 +286,15 @@ class SimEngine:
             self._running = [row for row in self._running if row.tokens_left]
 
     def _observe(self, row: _Row, now_s: float) -> None:
-        """TTFT and TPOT. ITL is left out: a sample a token would cost more than the token."""
+        """TTFT, and what follows from the last token. ITL is left out: a sample a token would cost more than
+        the token."""
+        arrived_at_s = row.request.arrived_at_s
         if row.generated == 1:
             row.first_at_s = now_s
             if self._metrics is not None:
-                self._metrics.ttft.observe(now_s - row.request.arrived_at_s)
-        elif not row.tokens_left and self._metrics is not None:
-            self._metrics.tpot.observe((now_s - row.first_at_s) / (row.generated - 1))
+                self._metrics.ttft.observe(now_s - arrived_at_s)
+        if not row.tokens_left and self._metrics is not None:
+            self._metrics.finished(row.first_at_s - arrived_at_s, now_s - arrived_at_s, row.generated)
 
 
 def _word(index: int) -> str:

@@ -33,7 +33,7 @@ from service.engine.memory import check_memory
 from service.engine.outbox import Outbox
 from service.engine.protocol import GRAMMARS, Answer, Call, EngineLoad, EngineStartError, Message, Usage
 from service.errors import ApiError, engine_dead, internal, invalid_request
-from service.metrics import DeltaLogMetrics, LatencyMetrics
+from service.metrics.log import DeltaLogMetrics
 from service.pools import PoolConfig
 
 logger = logging.getLogger("ray.serve")
@@ -125,7 +125,7 @@ class VllmEngine:
             if isinstance(message, Answer) and message.status != 200:
                 raise EngineStartError(f"the model did not generate its first token: {message.body}")
         # The token that proves the engine ready is nobody's request.
-        self._logger.metrics = LatencyMetrics(self._pool)
+        self._logger.start_metrics()
         self._deltalog = None if self._pool.merge_interval is None else DeltaLogMetrics(self._pool)
 
     async def answer(self, call: Call) -> AsyncGenerator[Message, None]:

@@ -19,7 +19,8 @@ import openai
 import yaml
 
 from service.launch import METRICS_PERIOD_S
-from service.metrics import GENERATED_TOKENS, MERGES, REQUESTS, RUNNING_REQUESTS, STATE_BYTES
+from service.metrics.log import MERGES, STATE_BYTES
+from service.metrics.requests import GENERATED_TOKENS, REQUESTS, RUNNING_REQUESTS
 from service.scrape import Scrape
 
 ROOT = Path(__file__).parents[2]

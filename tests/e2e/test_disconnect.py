@@ -10,7 +10,7 @@ import httpx
 import pytest
 from running_service import RunningService
 
-from service.metrics import GENERATED_TOKENS, REQUESTS, RUNNING_REQUESTS
+from service.metrics.requests import GENERATED_TOKENS, REQUESTS, RUNNING_REQUESTS
 
 FOREVER = {"max_tokens": 3000, "ignore_eos": True, "temperature": 0}
 SHORT = {"prompt": "Once more, from the start.", "max_tokens": 12, "ignore_eos": True, "temperature": 0}

@@ -22,7 +22,7 @@ import yaml
 from load import Stream, all_ended, body, open_streams, reached
 from running_service import RunningService, running, simulated, until
 
-from service.metrics import OUTCOMES, REQUESTS, RUNNING_REQUESTS
+from service.metrics.requests import OUTCOMES, REQUESTS, RUNNING_REQUESTS
 
 STEP_S = 0.02
 REPLICAS, PLACES = 2, 32

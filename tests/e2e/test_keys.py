@@ -17,7 +17,7 @@ from load import Stream, all_ended, body, open_streams, reached
 from running_service import RunningService, running, simulated, until
 
 from service.keys import new_key
-from service.metrics import RUNNING_REQUESTS
+from service.metrics.requests import RUNNING_REQUESTS
 
 STREAMS = 2000
 SECRETS = {name: new_key() for name in ("free", "requests", "concurrent", "tokens", "misspelt", "spare")}

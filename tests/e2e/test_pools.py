@@ -13,7 +13,8 @@ import pytest
 from load import Stream, all_ended, body, open_streams
 from running_service import RunningService, running, simulated, until
 
-from service.metrics import REQUESTS, SPILLED, UNROUTED
+from service.metrics.requests import REQUESTS
+from service.metrics.routing import SPILLED, UNROUTED
 
 SIM = {"fixed_ms": 20, "per_row_ms": 0, "per_prefill_token_ms": 0, "max_rows": 1000}
 PLACES = 4

@@ -11,13 +11,8 @@ import httpx
 import yaml
 from running_service import RunningService, descendants, until
 
-from service.metrics import (
-    MERGE_INTERVAL,
-    REQUESTS,
-    RUNNING_REQUESTS,
-    STATE_BYTES,
-    WRITE_THROUGH_BYTES,
-)
+from service.metrics.log import MERGE_INTERVAL, STATE_BYTES, WRITE_THROUGH_BYTES
+from service.metrics.requests import REQUESTS, RUNNING_REQUESTS
 
 
 def test_an_engine_that_dies_is_replaced(service: RunningService) -> None:

@@ -11,7 +11,7 @@ import pytest
 from load import Stream, all_ended, body, open_streams, reached
 from running_service import running, simulated, until
 
-from service.metrics import DESIRED_REPLICAS
+from service.metrics.routing import DESIRED_REPLICAS
 from service.sim.scenario import Scenario, SimPool, SloClass
 from service.sim.workload import Generator, Phase
 from service.sim.world import World

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from service.config import ConfigError, parse_config
 from service.engine.vllm_engine import engine_args
 from service.launch import check_engines
-from service.metrics import ASIDE
+from service.metrics.log import ASIDE
 
 
 def run(command: str, config: dict[str, Any], folder: Path) -> "subprocess.CompletedProcess[str]":

@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 
-from service import metrics
-from service.metrics import BYTE_KINDS, DIRECTIONS, DeltaLogMetrics, MetricSpec
-from service.pools import PoolConfig
+from service.metrics import SPECS as ALL
+from service.metrics.log import BYTE_KINDS, DIRECTIONS, DeltaLogMetrics
+from service.metrics.requests import LatencyMetrics
+from service.metrics.spec import MetricSpec
+from service.metrics.steps import StepMetrics
+from service.pools import PoolConfig, Slo, StepCost
 
-SPECS = {spec.name: spec for spec in vars(metrics).values() if isinstance(spec, MetricSpec)}
+SPECS = {spec.name: spec for spec in ALL}
 POOL = PoolConfig(name="p", model="m", merge_interval=8)
 
 
@@ -48,13 +51,18 @@ class Recorder:
     def __init__(self, spec: MetricSpec) -> None:
         self.info = {"name": spec.name}
         self.series: dict[tuple[str, ...], float] = {}
+        self.samples: list[float] = []
 
-    def inc(self, value: float, tags: dict[str, str]) -> None:
+    def inc(self, value: float = 1.0, tags: dict[str, str] | None = None) -> None:
         assert value > 0, "Ray refuses to count nothing"
-        self.series[tuple(tags.values())] = self.series.get(tuple(tags.values()), 0) + value
+        series = tuple((tags or {}).values())
+        self.series[series] = self.series.get(series, 0) + value
 
     def set(self, value: float) -> None:
         self.series[()] = value
+
+    def observe(self, value: float) -> None:
+        self.samples.append(value)
 
 
 @pytest.fixture
@@ -85,6 +93,50 @@ def test_a_plugin_that_stands_aside_shows(recorders: dict[str, Recorder]) -> Non
     deltalog.update([{"standing_aside": "expected another model"}])
     assert recorders["deltalog_aside_replicas"].series == {(): 1}
     assert not recorders["deltalog_merges_total"].series
+
+
+def test_steps_by_mode_and_batch_and_what_their_cost_says(recorders: dict[str, Recorder]) -> None:
+    cost = StepCost(fixed_ms=10, row_ms=0.5, state_ms=0.25, prefill_token_ms=0.1, write_through_state_ms=1.25)
+    steps = StepMetrics(POOL.model_copy(update={"cost": cost}))
+    for rows, prefill_tokens in ((1, 0), (3, 0), (4, 50), (0, 20), (1000, 0)):
+        steps.step(rows, prefill_tokens, 0.02)
+    counted = recorders["deltalog_steps_total"].series
+    assert counted == {("decode", "1"): 1, ("decode", "4"): 1, ("mixed", "4"): 1, ("mixed", "1"): 1,
+                       ("decode", "more"): 1}  # fmt: skip
+    assert recorders["deltalog_step_seconds_total"].series == dict.fromkeys(counted, 0.02)
+    assert recorders["deltalog_decode_batch_rows"].samples == [1, 3, 4, 0, 1000]
+    predicted = recorders["deltalog_predicted_step_seconds_total"].series
+    as_configured = 5 * 10 + 0.75 * 1008 + 0.1 * 70
+    assert predicted[("configured",)] == pytest.approx(as_configured / 1000)
+    assert predicted[("write_through",)] == pytest.approx((as_configured + 1008) / 1000)
+    assert recorders["deltalog_recurrent_share_estimated_ratio"].series == {(): 250 / 760}
+    assert recorders["deltalog_break_even_rows"].series == {(): cost.model.break_even_rows}
+
+
+def test_without_a_cost_nothing_is_predicted(recorders: dict[str, Recorder]) -> None:
+    StepMetrics(POOL).step(4, 0, 0.02)
+    assert "deltalog_predicted_step_seconds_total" not in recorders
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "duration_s", "tokens", "verdicts"),
+    [
+        (0.1, 2.1, 101, ("met", "met")),
+        (0.1, 2.3, 101, ("missed", "met")),
+        (0.3, 2.3, 101, ("met", "missed")),
+        (0.3, 0.3, 1, ("met", "missed")),
+    ],
+)
+def test_a_sequence_meets_its_slo_or_not(
+    recorders: dict[str, Recorder], ttft_s: float, duration_s: float, tokens: int, verdicts: tuple[str, str]
+) -> None:
+    slo = Slo(tpot_ms=21, ttft_ms=200)
+    LatencyMetrics(POOL.model_copy(update={"slo": slo})).finished(ttft_s, duration_s, tokens)
+    assert recorders["deltalog_slo_sequences_total"].series == {verdicts: 1}
+    assert recorders["deltalog_slo_tpot_seconds"].series == {(): 0.021}
+    assert recorders["deltalog_request_duration_seconds"].samples == [duration_s]
+    tpots = recorders["deltalog_request_tpot_seconds"].samples
+    assert tpots == [] if tokens == 1 else tpots == [pytest.approx((duration_s - ttft_s) / (tokens - 1))]
 
 
 def test_ranks_share_merges_and_add_bytes(recorders: dict[str, Recorder]) -> None:

@@ -1,0 +1,84 @@
+"""What the steps of an engine take, and what the configured cost of a step says of the same ones."""
+
+from bisect import bisect_left
+
+from service.metrics.spec import MetricSpec
+from service.pools import PoolConfig
+
+ROWS = tuple(2**power for power in range(10))
+BATCHES = (*map(str, ROWS), "more")
+MODES = ("decode", "mixed")
+
+DECODE_BATCH = MetricSpec(
+    "deltalog_decode_batch_rows",
+    "histogram",
+    "rows",
+    "Rows that a step decodes, one sample a step.",
+    buckets=tuple(map(float, ROWS)),
+)
+STEPS = MetricSpec(
+    "deltalog_steps_total",
+    "counter",
+    "steps",
+    "Steps of the engine, by the upper edge of their decode batch, and whether they also took in prompt "
+    "tokens (mixed).",
+    labels={"mode": MODES, "batch": BATCHES},
+)
+STEP_SECONDS = MetricSpec(
+    "deltalog_step_seconds_total",
+    "counter",
+    "seconds",
+    "Time of these steps, each from the end of the one before.",
+    labels=STEPS.labels,
+)
+PREDICTED_STEP_SECONDS = MetricSpec(
+    "deltalog_predicted_step_seconds_total",
+    "counter",
+    "seconds",
+    "Time that the pool's configured cost gives the same steps: as configured, and without a log "
+    "(write_through). Only for pools with a cost; write_through stays 0 where the cost does not say it.",
+    labels={"curve": ("configured", "write_through")},
+)
+RECURRENT_SHARE = MetricSpec(
+    "deltalog_recurrent_share_estimated_ratio",
+    "gauge",
+    "ratio",
+    "Share of a step that the recurrent layers take, estimated from the configured cost at the last decode "
+    "batch; only for pools with a cost.",
+)
+BREAK_EVEN = MetricSpec(
+    "deltalog_break_even_rows",
+    "gauge",
+    "rows",
+    "Decode batch from which on the log makes a step 3 % shorter, by the configured cost; only with one.",
+)
+
+
+class StepMetrics:
+    """Counts the steps of one engine."""
+
+    def __init__(self, pool: PoolConfig) -> None:
+        self._batch = DECODE_BATCH.bind(pool)
+        self._steps = STEPS.bind(pool)
+        self._seconds = STEP_SECONDS.bind(pool)
+        self._cost = pool.configured_cost
+        if self._cost is not None:
+            self._predicted = PREDICTED_STEP_SECONDS.bind(pool)
+            self._share = RECURRENT_SHARE.bind(pool)
+            self._break_even = BREAK_EVEN.bind(pool)
+            self._break_even.set(self._cost.break_even_rows)
+
+    def step(self, rows: int, prefill_tokens: int, seconds: float) -> None:
+        """One step that decoded ``rows`` rows and took in ``prefill_tokens`` prompt tokens."""
+        tags = {"mode": MODES[prefill_tokens > 0], "batch": BATCHES[bisect_left(ROWS, rows)]}
+        self._batch.observe(rows)
+        self._steps.inc(tags=tags)
+        self._seconds.inc(seconds, tags=tags)
+        if self._cost is None:
+            return
+        predicted_ms = self._cost.step_ms(rows, prefill_tokens)
+        self._predicted.inc(predicted_ms / 1000, tags={"curve": "configured"})
+        if self._cost.write_through_state_ms is not None:
+            more_ms = (self._cost.write_through_state_ms - self._cost.state_ms) * rows
+            self._predicted.inc((predicted_ms + more_ms) / 1000, tags={"curve": "write_through"})
+        self._share.set(self._cost.state_ms * rows / predicted_ms)
