@@ -31,8 +31,10 @@ class Load:
         return sum(self.tpots_s) / len(self.tpots_s) if self.tpots_s else None
 
 
-async def put_load(url: str, models: list[str], seconds: float, progress: Callable[[Load, float], None]) -> Load:
-    """Keep `STREAMS` streams open for `seconds`. `progress` is told, time and again, what came and the seconds."""
+async def put_load(
+    url: str, models: list[str], seconds: float, progress: Callable[[Load, float], None]
+) -> Load:
+    """Keep `STREAMS` streams open for `seconds`. `progress` is told, again and again, what came so far."""
     load, started_s = Load(), time.monotonic()
     dice = random.Random(SEED)
 

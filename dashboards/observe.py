@@ -1,4 +1,4 @@
-"""See the boards without a Grafana server: the demo service, a real Prometheus, load, and Grafana's components."""
+"""See the boards without a Grafana server: the service, a real Prometheus, load, Grafana's own components."""
 
 import asyncio
 import signal
@@ -31,7 +31,7 @@ PAGE_PORT = 3300
 
 def command(
     config: Annotated[Path, typer.Argument(help="YAML file of the service to observe.")] = Path(
-        "deploy/serve/cpu-demo.yaml"
+        "deploy/serve/cpu-observe.yaml"
     ),
     seconds: Annotated[float, typer.Option(help="How long to put load on it.")] = 120,
     screenshots: Annotated[
@@ -44,7 +44,8 @@ def command(
     try:
         observe(config, seconds, screenshots, console)
     except (ObserveError, ConfigError, LaunchError) as error:
-        Console(stderr=True, soft_wrap=True).print(f"error: {error}", style="red", markup=False, highlight=False)
+        stderr = Console(stderr=True, soft_wrap=True)
+        stderr.print(f"error: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         console.print("Stopped.")
@@ -91,7 +92,7 @@ def _service(path: Path, config: ServiceConfig, folder: Path) -> Iterator[None]:
 def scraping(config: ServiceConfig) -> dict[str, Any]:
     """The shipped scrape configuration and rules, pointed at this service."""
     if not SCRAPE_CONFIG.exists():
-        raise ObserveError(f"expected the scrape configuration {SCRAPE_CONFIG}; it is not there; check it out")
+        raise ObserveError(f"expected {SCRAPE_CONFIG}; it is not there; restore it")
     shipped: dict[str, Any] = yaml.safe_load(SCRAPE_CONFIG.read_text())
     # No Alertmanager runs here.
     shipped.pop("alerting", None)

@@ -59,17 +59,15 @@ def child(
 def wait_answers(process: "subprocess.Popen[bytes]", url: str, log: Path, timeout_s: float) -> None:
     """Wait until `url` answers with success."""
     deadline_s = time.monotonic() + timeout_s
+    came = f"nothing within {timeout_s:.0f} s"
     while time.monotonic() < deadline_s:
         if process.poll() is not None:
-            raise ObserveError(
-                f"expected {url} to answer; its program ended with {process.returncode}:\n{log.read_text()[-2000:]}"
-            )
+            came = f"the end of its program with code {process.returncode}"
+            break
         try:
             if httpx.get(url, timeout=10).is_success:
                 return
         except httpx.TransportError:
             pass  # Nothing listens yet.
         time.sleep(0.2)
-    raise ObserveError(
-        f"expected {url} to answer within {timeout_s:.0f} s; it does not:\n{log.read_text()[-2000:]}"
-    )
+    raise ObserveError(f"expected {url} to answer; got {came}; it said:\n{log.read_text()[-2000:]}")

@@ -21,9 +21,17 @@ VIRTUAL_TIME_MS = 15_000
 """What the page may take of its own time, in which timers pass at once and answers are waited for."""
 CHROMIUM_TIMEOUT_S = 90
 CHROMIUM = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars"
-).split()
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+)
 
 
 def build_page() -> Path:
@@ -104,7 +112,11 @@ def photograph(url: str, height: int, image: Path, scratch: Path) -> tuple[str, 
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CHROMIUM_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise ObserveError(f"expected Chromium to show {url} within {CHROMIUM_TIMEOUT_S} s; it did not") from None
+        raise ObserveError(
+            f"expected Chromium to show {url} within {CHROMIUM_TIMEOUT_S} s; it did not"
+        ) from None
     if done.returncode or not image.exists():
-        raise ObserveError(f"expected Chromium to show {url}; it ended with {done.returncode}: {done.stderr[-2000:]}")
+        raise ObserveError(
+            f"expected Chromium to show {url}; it ended with {done.returncode}: {done.stderr[-2000:]}"
+        )
     return done.stdout, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]

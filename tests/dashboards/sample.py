@@ -16,7 +16,9 @@ POOL = '{pool=~"$pool"}'
 def exporter(port: int) -> Iterator[None]:
     """Two pools with a histogram, a counter and a gauge that move."""
     registry, stop = CollectorRegistry(), threading.Event()
-    seconds = Histogram("sample_seconds", "", ["pool"], registry=registry, buckets=(0.01, 0.02, 0.04, 0.08, 0.16))
+    seconds = Histogram(
+        "sample_seconds", "", ["pool"], registry=registry, buckets=(0.01, 0.02, 0.04, 0.08, 0.16)
+    )
     moved = Counter("sample_bytes", "", ["pool"], registry=registry)
     rows = Gauge("sample_rows", "", ["pool"], registry=registry)
     dice = random.Random(1)
@@ -76,9 +78,21 @@ def board() -> dict[str, Any]:
         panel(7, "timeseries", "Nothing", "sample_that_nobody_exports"),
         panel(8, "timeseries", "Broken", "sum by (pool"),
         panel(9, "piechart", "Unknown", "sample_rows"),
-        {"id": 10, "type": "row", "title": "A row", "gridPos": {"x": 0, "y": 40, "w": 24, "h": 1}, "panels": []},
+        {
+            "id": 10,
+            "type": "row",
+            "title": "A row",
+            "gridPos": {"x": 0, "y": 40, "w": 24, "h": 1},
+            "panels": [],
+        },
     ]
-    pool = {"name": "pool", "type": "query", "includeAll": True, "allValue": ".*", "current": {"value": "$__all"}}
+    pool = {
+        "name": "pool",
+        "type": "query",
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"value": "$__all"},
+    }
     link = {"type": "dashboards", "tags": ["sample"], "title": "Others"}
     return {
         "uid": "sample",

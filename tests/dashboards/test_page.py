@@ -1,4 +1,4 @@
-"""The page, built by Vite, on a real Prometheus, in Chromium: what is drawn, what is empty, what is broken."""
+"""The built page on a real Prometheus, in Chromium: what is drawn, what is empty, what is broken."""
 
 import json
 import re
@@ -80,7 +80,9 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
             assert time.monotonic() < deadline_s, "waited 30 s in vain for six scrapes"
             time.sleep(0.2)
         image = folder / "sample.png"
-        html, console = show.photograph(f"{url}/?board=sample", show.board_height(sample.board()), image, folder)
+        html, console = show.photograph(
+            f"{url}/?board=sample", show.board_height(sample.board()), image, folder
+        )
     return Shown(Page(html), console, image)
 
 
@@ -114,7 +116,9 @@ def test_panel_is_drawn(shown: Shown, title: str, series: int, unit: str) -> Non
 
 def test_values_and_legends_are_read(shown: Shown) -> None:
     text = {title: panel["text"] for title, panel in shown.page.panels.items()}
-    assert all(pool in text[title] for pool in ("one", "two") for title in ("Lines", "Figure", "Bars", "Table"))
+    assert all(
+        pool in text[title] for pool in ("one", "two") for title in ("Lines", "Figure", "Bars", "Table")
+    )
     assert "8 rows" in text["Table"]
     assert "16 rows" in text["Table"]
     assert "What to do" in text["Words"]
