@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from PIL import Image
+
 from dashboards.processes import ObserveError, child, free_port, needed, wait_answers
 
 SOURCE = Path(__file__).parent / "page"
@@ -119,4 +121,8 @@ def photograph(url: str, height: int, image: Path, scratch: Path) -> tuple[str, 
         raise ObserveError(
             f"expected Chromium to show {url}; it ended with {done.returncode}: {done.stderr[-2000:]}"
         )
+    # A board has few colours: a palette of them is a third of the bytes, and what is committed stays small.
+    with Image.open(image) as full:
+        few = full.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    few.save(image, optimize=True)
     return done.stdout, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]

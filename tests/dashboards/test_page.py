@@ -18,7 +18,7 @@ import sample
 
 from dashboards import show
 from dashboards.observe import running_prometheus
-from dashboards.processes import free_port
+from dashboards.processes import ObserveError, free_port, needed
 
 MISSING = [program for program in ("prometheus", "npm", "chromium") if shutil.which(program) is None]
 pytestmark = [
@@ -148,4 +148,10 @@ def test_console_has_no_error(shown: Shown) -> None:
 
 
 def test_screenshot_is_small(shown: Shown) -> None:
-    assert 10_000 < shown.image.stat().st_size < 200_000
+    assert 5_000 < shown.image.stat().st_size < 200_000
+
+
+def test_missing_program_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ObserveError, match="install the package nodejs"):
+        needed("node", "nodejs")
