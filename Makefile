@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM := false
 # pytest ends with status 5 when no test is selected. That is said, and is no failure.
 or_none = || { status=$$?; [ $$status -eq 5 ] || exit $$status; echo "There are no $(1) tests in this version."; }
 
-.PHONY: help setup tools model demo serve test test-long test-gpu sanitize check bench clean
+.PHONY: help setup tools model demo serve observe test test-long test-gpu sanitize check bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -32,6 +32,9 @@ serve: model  ## serve the demo model until Ctrl-C
 
 tools: setup  ## get Prometheus and Alertmanager where there are none
 	@$(BIN)/python deploy/setup_tools.py
+
+observe: tools model  ## show the boards of the demo under load on a local page
+	@$(BIN)/python -m dashboards observe
 
 test: tools  ## tests that need no GPU and no patience
 	TRITON_INTERPRET=1 $(QUICK) tests/kernels

@@ -1,5 +1,8 @@
 """Command line of the boards: `python -m dashboards build|check|push|observe`."""
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 from rich.console import Console
 
@@ -39,6 +42,22 @@ def check() -> None:
 
 
 app.command("push")(push_command)
+
+
+@app.command()
+def observe(
+    config: Annotated[Path, typer.Argument(help="YAML file of the service to observe.")] = Path(
+        "deploy/serve/cpu-observe.yaml"
+    ),
+    seconds: Annotated[float, typer.Option(help="How long to put load on it.")] = 120,
+    screenshots: Annotated[
+        Path | None, typer.Option(help="Write a PNG of each board into this folder, and end.")
+    ] = None,
+) -> None:
+    """Serve the demo, scrape it, load it, and show the boards in a local page until Ctrl-C."""
+    from dashboards.observe import command
+
+    command(config, seconds, screenshots)
 
 
 if __name__ == "__main__":

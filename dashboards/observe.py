@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 import yaml
@@ -29,16 +29,8 @@ START_TIMEOUT_S = 240
 PAGE_PORT = 3300
 
 
-def command(
-    config: Annotated[Path, typer.Argument(help="YAML file of the service to observe.")] = Path(
-        "deploy/serve/cpu-observe.yaml"
-    ),
-    seconds: Annotated[float, typer.Option(help="How long to put load on it.")] = 120,
-    screenshots: Annotated[
-        Path | None, typer.Option(help="Write a PNG of each board into this folder, and end.")
-    ] = None,
-) -> None:
-    """Serve the demo, scrape it, load it, and show the boards in a local page until Ctrl-C."""
+def command(config: Path, seconds: float, screenshots: Path | None) -> None:
+    """`python -m dashboards observe`."""
     console = Console(soft_wrap=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -1,6 +1,5 @@
 """Programs that run beside us while boards are observed: found, started, awaited, ended."""
 
-import shutil
 import socket
 import subprocess
 import time
@@ -9,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+
+from deploy.setup_tools import found
 
 STOP_TIMEOUT_S = 60
 
@@ -19,13 +20,13 @@ class ObserveError(Exception):
 
 def needed(program: str, package: str) -> str:
     """The path of a program, or an error that says which package has it."""
-    found = shutil.which(program)
-    if found is None:
+    path = found(program)
+    if path is None:
         raise ObserveError(
             f"expected the program {program} on the PATH; it is not there; install the package {package} "
             f"(on Debian: apt-get install {package})"
         )
-    return found
+    return path
 
 
 def free_port() -> int:

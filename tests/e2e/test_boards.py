@@ -106,7 +106,10 @@ def test_a_restarted_replica_neither_doubles_nor_splits_a_series(tmp_path: Path)
         for _ in range(requests):
             service.post("completions", {"prompt": "x", "max_tokens": 50})
 
-    with running(config, tmp_path) as service, running_prometheus(tmp_path, [target], rendered()) as prometheus:
+    with (
+        running(config, tmp_path) as service,
+        running_prometheus(tmp_path, [target], rendered()) as prometheus,
+    ):
         began_s = time.time()
         ready = f"max by (pool, model) ({READY.prom_name})"
         until(lambda: prometheus.value(ready) == 2, 30, "both replicas on the board")
