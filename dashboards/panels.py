@@ -51,7 +51,8 @@ def line_panel(
     title: str, description: str, unit: str, *queries: Query, stacked: bool = False
 ) -> timeseries.Panel:
     """Curves over time, from 0 on."""
-    panel = timeseries.Panel().span(GRID_COLUMNS // 2).height(8).min(0).line_width(2)
+    # Without lines in a stack: one at 0 would lie on the top of those below it.
+    panel = timeseries.Panel().span(GRID_COLUMNS // 2).height(8).min(0).line_width(0 if stacked else 2)
     panel.show_points(common_model.VisibilityMode.NEVER).fill_opacity(40 if stacked else 5)
     panel.legend(
         common.VizLegendOptions()

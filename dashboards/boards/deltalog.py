@@ -84,7 +84,7 @@ def build() -> dict[str, Any]:
             "Decode batch",
             "Tokens a step: mean rows that it decodes, and first tokens of prompts. If it stays under the "
             "break-even batch below, the log costs more than it saves: pack requests onto fewer replicas.",
-            "suffix: rows",
+            "suffix:rows",
             Query(TOKENS_A_STEP),
         ),
         stat_panel(
@@ -143,7 +143,7 @@ def build() -> dict[str, Any]:
             "Merges",
             "Merges a second, all layers of all replicas. If it falls to 0 while tokens flow, logs never "
             "merge: that is a fault, report it.",
-            "suffix: /s",
+            "suffix:/s",
             Query(rate(MERGES)),
         ),
         line_panel(
@@ -175,7 +175,7 @@ def build() -> dict[str, Any]:
             "Tokens a step (mean rows, and first tokens of prompts), and the batch from which on the log "
             "makes a step 3 % shorter (where a pool has a cost). If the mean stays under it, pack onto "
             "fewer replicas.",
-            "suffix: rows",
+            "suffix:rows",
             Query(TOKENS_A_STEP),
             Query(highest(BREAK_EVEN), "{{pool}} break-even"),
         ),

@@ -39,7 +39,7 @@ def build() -> dict[str, Any]:
             "Steps a second",
             "Steps of all replicas of a pool. If it is 0 while requests run, the engine stalls: restart the "
             "replica.",
-            "suffix: /s",
+            "suffix:/s",
             Query(rate(STEPS)),
         ),
         stat_panel(
@@ -97,7 +97,7 @@ def build() -> dict[str, Any]:
             "Steps by mode",
             "Steps a second that only decode, and that also take in prompt tokens. If mixed ones prevail, "
             "the load is prompts: capacity follows prefill, not the log.",
-            "suffix: /s",
+            "suffix:/s",
             Query(rate(STEPS, "mode"), "{{pool}} {{mode}}"),
             stacked=True,
         ),
@@ -105,7 +105,7 @@ def build() -> dict[str, Any]:
             "Tokens a step",
             "Tokens a step: mean rows that it decodes, and first tokens of prompts. If it falls while "
             "requests run, many of them are in prefill.",
-            "suffix: tok",
+            "suffix:tok",
             Query(over(rate(GENERATED_TOKENS), rate(STEPS))),
         ),
         line_panel(

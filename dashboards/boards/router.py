@@ -93,7 +93,7 @@ def build() -> dict[str, Any]:
             "Router decisions",
             "Decisions a second by reason. If empty or least_loaded is more than a trace, no replica keeps "
             "the SLO, or the router has no view of the pool; wait and refused ask for replicas.",
-            "suffix: /s",
+            "suffix:/s",
             Query(rate(DECISIONS, "reason"), "{{pool}} {{reason}}"),
             stacked=True,
         ),

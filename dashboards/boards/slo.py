@@ -66,7 +66,7 @@ def build() -> dict[str, Any]:
             "Tokens generated",
             "Output tokens a second of each pool. If it drops while requests wait, a replica stalls: "
             "compare the step time on the engine board.",
-            "suffix: tok/s",
+            "suffix:tok/s",
             Query(rate(GENERATED_TOKENS)),
         ),
         stat_panel(
@@ -98,7 +98,7 @@ def build() -> dict[str, Any]:
             "Sequences a second that met the SLO (without one: requests that ended ok), beside all that "
             "ended. If the two part, capacity is spent on answers that come too late: shed load or add "
             "replicas.",
-            "suffix: /s",
+            "suffix:/s",
             Query(either(GOOD, OK), "{{pool}} good"),
             Query(either(rate(SLO_SEQUENCES), rate(REQUESTS)), "{{pool}} all"),
         ),
@@ -122,7 +122,7 @@ def build() -> dict[str, Any]:
             "Tokens a second",
             "Output tokens a second of each pool. If it is flat while running requests grow, the pool is at "
             "its limit: more load adds only waiting.",
-            "suffix: tok/s",
+            "suffix:tok/s",
             Query(rate(GENERATED_TOKENS)),
         ),
     ]

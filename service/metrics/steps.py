@@ -50,7 +50,8 @@ BREAK_EVEN = MetricSpec(
     "deltalog_break_even_rows",
     "gauge",
     "rows",
-    "Decode batch from which on the log makes a step 3 % shorter, by the configured cost; only with one.",
+    "Decode batch from which on the log makes a step 3 % shorter, by the configured cost; none where it "
+    "never does, and without a cost.",
 )
 
 
@@ -69,7 +70,7 @@ class StepMetrics:
 
     def publish(self) -> None:
         """Say again what does not change, which Ray forgets otherwise."""
-        if self._cost is not None:
+        if self._cost is not None and self._cost.saved_row_ms:
             self._break_even.set(self._cost.break_even_rows)
 
     def step(self, rows: int, prefill_tokens: int, seconds: float) -> None:

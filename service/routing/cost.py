@@ -38,11 +38,14 @@ class StepModel:
         return self.step_ms(rows) / idle if idle > 0 else float("inf")
 
     @property
-    def break_even_rows(self) -> int:
-        """The smallest batch at which the log makes a step WORTH_WHILE shorter; 1 where there is no log, and
-        where it never does."""
+    def saved_row_ms(self) -> float:
+        """What the log saves a row, beyond the share that makes it WORTH_WHILE; 0 where it never pays."""
         if self.write_through_state_ms is None:
-            return 1
-        saved = self.write_through_state_ms - self.state_ms
+            return 0.0
         needed = WORTH_WHILE * (self.row_ms + self.write_through_state_ms)
-        return max(1, ceil(WORTH_WHILE * self.fixed_ms / (saved - needed))) if saved > needed else 1
+        return max(0.0, self.write_through_state_ms - self.state_ms - needed)
+
+    @property
+    def break_even_rows(self) -> int:
+        """The smallest batch at which the log makes a step WORTH_WHILE shorter; 1 where it never does."""
+        return max(1, ceil(WORTH_WHILE * self.fixed_ms / self.saved_row_ms)) if self.saved_row_ms else 1

@@ -28,7 +28,7 @@ def test_files_named_in_the_readme_exist() -> None:
     assert len(named) > 10
     files = [
         path.as_posix()
-        for top in ("deltalog_kernels", "service", "deploy", "tests")
+        for top in ("deltalog_kernels", "service", "dashboards", "deploy", "tests")
         for path in ROOT.glob(f"{top}/**/*")
     ]
     for name in named:
