@@ -32,7 +32,16 @@ def pytest(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str
 
 def copy_with(fault: Fault, directory: Path) -> None:
     """The project in ``directory``, with the fault in it."""
-    ignored = shutil.ignore_patterns(".git", ".venv", "tools", ".mypy_cache", ".pytest_cache", "__pycache__")
+    ignored = shutil.ignore_patterns(
+        ".git",
+        ".venv",
+        "tools",
+        "node_modules",
+        "grafana-venv",
+        ".mypy_cache",
+        ".pytest_cache",
+        "__pycache__",
+    )
     shutil.copytree(ROOT, directory, ignore=ignored, dirs_exist_ok=True)
     source = directory / fault.file
     text = source.read_text()

@@ -2,15 +2,14 @@
 
 import json
 import re
-import shutil
 import sys
 import time
 from dataclasses import dataclass
-from html.parser import HTMLParser
 from pathlib import Path
 
 import httpx
 import pytest
+from pages import Page
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -20,35 +19,11 @@ from dashboards import show
 from dashboards.observe import running_prometheus
 from dashboards.processes import ObserveError, free_port, needed
 
-MISSING = [program for program in ("prometheus", "npm", "chromium") if shutil.which(program) is None]
 pytestmark = [
-    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
-    # The first build installs Grafana's packages.
+    # Needs node, npm and Chromium; the first build installs Grafana's packages.
+    pytest.mark.long,
     pytest.mark.timeout(600),
 ]
-
-
-class Page(HTMLParser):
-    """The panels of a page's final HTML by title, the text in each, and the links between boards."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.panels: dict[str, dict[str, str]] = {}
-        self.links: dict[str, str] = {}
-        self.text = ""
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        found = {name: value or "" for name, value in attributes}
-        if "data-panel-id" in found:
-            self.panels[found["data-title"]] = found | {"text": ""}
-        if tag == "a":
-            self.links[found.get("href", "")] = ""
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-        if self.panels:
-            self.panels[next(reversed(self.panels))]["text"] += data
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
@@ -16,9 +17,12 @@ from running_service import ROOT, RunningService, free_ports, running, simulated
 
 sys.path.insert(0, str(ROOT / "tests/dashboards"))
 
+from pages import Page
 from prometheus import Server, running_prometheus
 
+from dashboards import show
 from dashboards.boards import boards
+from dashboards.generate import GENERATED as GENERATED_IN
 from dashboards.lint import metrics_of, queries
 from dashboards.load import Load, put_load
 from dashboards.promql import WINDOW
@@ -30,8 +34,19 @@ from service.metrics.routing import READY
 from service.metrics.steps import BREAK_EVEN
 
 LOAD_S = 45.0
+UNITS = {
+    "none": r"\d",
+    "s": r"\d ?(µs|ms|s|mins?|hours?)$",
+    "percent": "%",
+    "percentunit": "%",
+    "bytes": r"B$",
+    "Bps": r"B/s$",
+    "reqps": r"req/s$",
+}
+"""What the figures of a unit look like; a unit of our own is its suffix."""
 GPU = "ray_node_g"
 """Ray's metrics of GPUs, which a machine without one does not have."""
+GENERATED = ROOT / GENERATED_IN
 BOARDS = list(boards().values())
 PANELS = [(board["uid"], panel["title"]) for board in BOARDS for panel in board["panels"]]
 
@@ -72,6 +87,30 @@ def test_every_panel_has_data(observed, uid: str, title: str) -> None:
     expressions = [expression for named, expression in queries(board) if named == title]
     assert expressions
     assert sum(drawn(prometheus, expression) for expression in expressions) > 0, expressions
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_every_panel_is_drawn_by_grafanas_own_components(observed, tmp_path: Path) -> None:
+    """Needs node, npm and Chromium."""
+    _, prometheus, _ = observed
+    show.build_page()
+    span = f"from={1000 * (time.time() - LOAD_S):.0f}&to={1000 * time.time():.0f}"
+    with show.serving_page(GENERATED, prometheus.url) as url:
+        for board in BOARDS:
+            image = tmp_path / f"{board['uid']}.png"
+            address = f"{url}/?board={board['uid']}&{span}"
+            html, console = show.photograph(address, show.board_height(board), image, tmp_path)
+            assert console == []
+            assert image.stat().st_size < 200_000
+            drawn = Page(html).panels
+            assert set(drawn) == {panel["title"] for panel in board["panels"]}
+            for panel in board["panels"]:
+                seen, unit = drawn[panel["title"]], panel["fieldConfig"]["defaults"]["unit"]
+                assert (seen["data-state"], seen["data-ink"]) == ("drawn", "true"), seen
+                assert panel["title"] in seen["text"]
+                assert "No data" not in seen["text"]
+                assert re.search(UNITS.get(unit, re.escape(unit.removeprefix("suffix:"))), seen["data-unit"])
 
 
 def test_every_metric_of_boards_and_rules_and_the_catalogue_is_there(observed) -> None:
