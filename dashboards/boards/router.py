@@ -63,9 +63,9 @@ def build() -> dict[str, Any]:
             steps=[(-1, "red"), (-0.2, "green"), (0.2, "red")],
         ),
         stat_panel(
-            "GPU-seconds per 1,000 tokens",
+            "GPU-s per 1k tokens",
             "Seconds that replicas held their GPUs for 1,000 tokens; a replica without one counts as one. "
-            "If it climbs, replicas idle: lower min_replicas or pack more.",
+            "If it climbs, replicas idle: lower `replicas` or pack more.",
             "s",
             Query(f"1000 * {over(rate(ACCELERATOR_SECONDS), rate(GENERATED_TOKENS))}"),
         ),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from service.metrics.spec import MetricSpec
+from service.metrics.spec import MetricSpec, add
 from service.pools import PoolConfig
 
 DIRECTIONS = ("read", "write")
@@ -74,6 +74,5 @@ class DeltaLogMetrics:
 
     def _add(self, metric: Any, total: int, **labels: str) -> None:
         series = (metric.info["name"], *labels.values())
-        if total > self._seen.get(series, 0):
-            metric.inc(total - self._seen.get(series, 0), tags=labels)
-            self._seen[series] = total
+        add(metric, total - self._seen.get(series, 0), **labels)
+        self._seen[series] = total

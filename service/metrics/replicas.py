@@ -3,7 +3,7 @@
 import time
 from importlib.metadata import PackageNotFoundError, version
 
-from service.metrics.spec import MetricSpec
+from service.metrics.spec import MetricSpec, add
 from service.pools import PoolConfig
 
 
@@ -51,6 +51,6 @@ class ReplicaMetrics:
     def publish(self) -> None:
         """Count the time since the last call, or the start; say the versions again, which Ray forgets."""
         now_s = time.monotonic()
-        self._held.inc(self._accelerators * (now_s - self._since_s))
+        add(self._held, self._accelerators * (now_s - self._since_s))
         self._since_s = now_s
         self._build.set(1, tags={name: value for name, (value,) in BUILD_INFO.labels.items()})

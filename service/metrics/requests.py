@@ -1,6 +1,6 @@
 """What requests and the sequences that they generate go through."""
 
-from service.metrics.spec import SECONDS_BUCKETS, MetricSpec
+from service.metrics.spec import SECONDS_BUCKETS, MetricSpec, add
 from service.pools import PoolConfig
 
 OUTCOMES = ("ok", "client_error", "rejected", "aborted", "error")
@@ -99,8 +99,8 @@ class LatencyMetrics:
         tpot_s = (duration_s - ttft_s) / (tokens - 1) if tokens > 1 else 0.0
         if tokens > 1:
             self._tpot.observe(tpot_s)
-            self._tpot_sum.inc(tpot_s)
+            add(self._tpot_sum, tpot_s)
         self._duration.observe(duration_s)
         if self._slo is not None:
             missed = {"tpot": 1000 * tpot_s > self._slo.tpot_ms, "ttft": 1000 * ttft_s > self._slo.ttft_ms}
-            self._sequences.inc(tags={name: VERDICTS[late] for name, late in missed.items()})
+            add(self._sequences, 1, **{name: VERDICTS[late] for name, late in missed.items()})

@@ -1,6 +1,6 @@
 """What the router decides, and what it sees of a pool."""
 
-from service.metrics.spec import SECONDS_BUCKETS, MetricSpec
+from service.metrics.spec import SECONDS_BUCKETS, MetricSpec, add
 from service.pools import PoolConfig
 from service.routing.policy import Reason
 
@@ -88,11 +88,11 @@ class RoutingMetrics:
     def predicted(self, tpot_s: float) -> None:
         """TPOT that a request is sent to its replica with."""
         self._predicted_tpot.observe(tpot_s)
-        self._predicted_tpot_sum.inc(tpot_s)
+        add(self._predicted_tpot_sum, tpot_s)
 
     def decided(self, reason: str) -> None:
         """One of the values of DECISIONS."""
-        self._decisions.inc(tags={"reason": reason})
+        add(self._decisions, 1, reason=reason)
 
     def replicas(self, ready: int, packed: int) -> None:
         """How many generate, and how many hold requests."""

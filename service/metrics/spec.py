@@ -46,3 +46,9 @@ class MetricSpec:
                 # Counter.inc refuses 0, but rate() misses the first event of a series that starts above it.
                 metric._record(0, tags=dict(zip(self.labels, values, strict=True)))
         return metric
+
+
+def add(metric: Any, value: float, **labels: str) -> None:
+    """Count ``value``; Ray refuses to count nothing."""
+    if value > 0:
+        metric.inc(value, tags=labels)

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 
-from service.metrics.spec import MetricSpec
+from service.metrics.spec import MetricSpec, add
 from service.pools import PoolConfig
 
 ROWS = tuple(2**power for power in range(10))
@@ -77,13 +77,14 @@ class StepMetrics:
         """One step that decoded ``rows`` rows and took in ``prefill_tokens`` prompt tokens."""
         tags = {"mode": MODES[prefill_tokens > 0], "batch": BATCHES[bisect_left(ROWS, rows)]}
         self._batch.observe(rows)
-        self._steps.inc(tags=tags)
-        self._seconds.inc(seconds, tags=tags)
+        add(self._steps, 1, **tags)
+        add(self._seconds, seconds, **tags)
         if self._cost is None:
             return
         predicted_ms = self._cost.step_ms(rows, prefill_tokens)
-        self._predicted.inc(predicted_ms / 1000, tags={"curve": "configured"})
+        add(self._predicted, predicted_ms / 1000, curve="configured")
         if self._cost.write_through_state_ms is not None:
             more_ms = (self._cost.write_through_state_ms - self._cost.state_ms) * rows
-            self._predicted.inc((predicted_ms + more_ms) / 1000, tags={"curve": "write_through"})
-        self._share.set(self._cost.state_ms * rows / predicted_ms)
+            add(self._predicted, (predicted_ms + more_ms) / 1000, curve="write_through")
+        if predicted_ms:
+            self._share.set(self._cost.state_ms * rows / predicted_ms)

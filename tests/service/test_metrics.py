@@ -114,6 +114,15 @@ def test_steps_by_mode_and_batch_and_what_their_cost_says(recorders: dict[str, R
     assert recorders["deltalog_break_even_rows"].series == {(): cost.model.break_even_rows}
 
 
+def test_what_takes_no_time_is_counted_all_the_same(recorders: dict[str, Recorder]) -> None:
+    """An engine of the tests whose steps cost nothing, and two tokens at one moment."""
+    free = StepCost(fixed_ms=0, row_ms=0, state_ms=0, prefill_token_ms=0, write_through_state_ms=0)
+    StepMetrics(POOL.model_copy(update={"cost": free})).step(1, 0, 0.0)
+    LatencyMetrics(POOL).finished(0.1, 0.1, 2)
+    assert recorders["deltalog_steps_total"].series == {("decode", "1"): 1}
+    assert recorders["deltalog_request_tpot_seconds"].samples == [0]
+
+
 def test_without_a_cost_nothing_is_predicted(recorders: dict[str, Recorder]) -> None:
     StepMetrics(POOL).step(4, 0, 0.02)
     assert "deltalog_predicted_step_seconds_total" not in recorders
