@@ -1,6 +1,6 @@
 """The alerts: when each fires, what it means and what to do.
 
-None fires on an idle pool: an expression over rates has no value there. None fires on the first seconds of a
+None that goes by rates fires on an idle pool: it has no value there. None fires on the first seconds of a
 series or on one restarted replica: the windows, `hold_s` and the least number of samples see to that.
 """
 
@@ -99,14 +99,14 @@ def _service() -> list[Alert]:
         Alert(
             "DeltaLogNoReadyReplica",
             "critical",
-            5 * MINUTE,
+            10 * MINUTE,
             f"{rec.READY_REPLICAS} == 0",
             _pool("no replica generates"),
             _pool(
                 "{{ $value }} replicas generate, as every ingress sees it. Requests spill, wait, or get 503."
             ),
             "No engine of the pool answers its probe. A pool with one replica is like this for the time of "
-            "one start; this took longer than that.",
+            "one start, which this outlasts unless its model is very large.",
             "Read the replicas' logs in Ray's session folder: an engine that does not start says why "
             "there. Look whether nodes with its accelerator are there and free (`ray status`). If the last "
             "change was a configuration, take it back and send SIGHUP.",

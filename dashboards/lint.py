@@ -19,6 +19,7 @@ REPEATED = {
     for spec in (
         *(routing.READY, routing.PACKED, routing.DESIRED_REPLICAS),
         *(requests.SLO_TPOT, requests.SLO_TTFT, log.MERGE_INTERVAL, steps.BREAK_EVEN),
+        steps.RECURRENT_SHARE,
     )
 }
 """Gauges that every ingress or replica repeats: a sum would count them twice."""

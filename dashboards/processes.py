@@ -1,5 +1,7 @@
 """Programs that run beside us while boards are observed: found, started, awaited, ended."""
 
+import os
+import signal
 import socket
 import subprocess
 import time
@@ -53,7 +55,8 @@ def child(
         try:
             process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            process.kill()
+            # With what it started.
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 

@@ -6,11 +6,10 @@ mean takes the counter of the samples' sum: Ray's exporter guesses a histogram's
 """
 
 from service.metrics.log import MERGE_INTERVAL
-from service.metrics.replicas import BUILD_INFO
 from service.metrics.requests import GENERATED_TOKENS, REQUESTS, SLO_SEQUENCES, TPOT, TPOT_SUM, TTFT
 from service.metrics.routing import DESIRED_REPLICAS, PREDICTED_TPOT, PREDICTED_TPOT_SUM, QUEUED, READY
 from service.metrics.spec import MetricSpec
-from service.metrics.steps import PREDICTED_STEP_SECONDS, STEP_SECONDS, STEPS
+from service.metrics.steps import PREDICTED_STEP_SECONDS, STEP_SECONDS
 
 Rules = dict[str, str]
 """Expressions by the names under which they are recorded: level, metric, operations."""
@@ -21,8 +20,8 @@ STEP_WINDOW = "5m"
 TPOT_WINDOW = "30m"
 LOG_WINDOW = "15m"
 
-ALWAYS_THERE = (REQUESTS, READY, GENERATED_TOKENS, BUILD_INFO)
-"""Metrics that every deployment exports from its start, whatever is configured."""
+ALWAYS_THERE = (REQUESTS, READY)
+"""Metrics that every ingress exports from its start, while models load too."""
 
 
 def recorded(metric: str, operations: str) -> str:
@@ -59,7 +58,6 @@ QUEUE = recorded(QUEUED.name, "sum")
 READY_REPLICAS = recorded(READY.name, "max")
 WANTED_REPLICAS = recorded(DESIRED_REPLICAS.name, "max")
 LONGEST_CYCLE = recorded(MERGE_INTERVAL.name, "max")
-STEP_MEAN = recorded("deltalog_step_seconds", f"mean{STEP_WINDOW}")
 STEP_TO_WRITE_THROUGH = recorded("deltalog_step_to_write_through", f"ratio_rate{STEP_WINDOW}")
 OBSERVED_TPOT = recorded(TPOT.name, f"mean{TPOT_WINDOW}")
 EXPECTED_TPOT = recorded(PREDICTED_TPOT.name, f"mean{TPOT_WINDOW}")
@@ -109,7 +107,6 @@ def steps() -> Rules:
     tokens = over(GENERATED_TOKENS, LOG_WINDOW, function="increase")
     first_tokens = over(TTFT, LOG_WINDOW, "_count", "increase")
     return {
-        STEP_MEAN: quotient(seconds, over(STEPS, STEP_WINDOW)),
         STEP_TO_WRITE_THROUGH: quotient(seconds, write_through),
         OBSERVED_TPOT: quotient(over(TPOT_SUM, TPOT_WINDOW), over(TPOT, TPOT_WINDOW, "_count")),
         EXPECTED_TPOT: quotient(

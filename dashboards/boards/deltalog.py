@@ -18,15 +18,17 @@ from service.metrics.steps import (
     DECODE_BATCH,
     PREDICTED_STEP_SECONDS,
     RECURRENT_SHARE,
+    STEP_ROWS,
     STEP_SECONDS,
     STEPS,
 )
 
 PREDICTED = over(rate(PREDICTED_STEP_SECONDS, curve="write_through"), rate(STEP_SECONDS)) + " > 0"
-TOKENS_A_STEP = over(rate(GENERATED_TOKENS), rate(STEPS))
+MEAN_BATCH = over(rate(STEP_ROWS), rate(STEPS))
 FEWER_BYTES = over(rate(WRITE_THROUGH_BYTES), rate(STATE_BYTES))
 FEWER_WRITES = over(rate(WRITE_THROUGH_BYTES, direction="write"), rate(STATE_BYTES, direction="write"))
-WITH_LOG = f"({highest(MERGE_INTERVAL)} > 1)"
+WITH_LOG = f"(max by ({', '.join(EACH)}) (max_over_time({series(MERGE_INTERVAL)}[{WINDOW}])) > 1)"
+"""Over the window of the rates: a gauge is gone soon after its replica."""
 
 
 def _stock(rates: str) -> str:
@@ -85,7 +87,7 @@ def build() -> dict[str, Any]:
             "Tokens a step: mean rows that it decodes, and first tokens of prompts. If it stays under the "
             "break-even batch below, the log costs more than it saves: pack requests onto fewer replicas.",
             "suffix:rows",
-            Query(TOKENS_A_STEP),
+            Query(MEAN_BATCH),
         ),
         stat_panel(
             "Replicas aside",
@@ -151,7 +153,7 @@ def build() -> dict[str, Any]:
             "Live entries over all layers, for one request that the engine holds. With merges spread over "
             "the layers it stays near layers x (M - 1) / 2. If it sticks at 0, every step merges.",
             "none",
-            Query(f"{total(LIVE_ENTRIES)} / clamp_min({total(RUNNING_REQUESTS)}, 1)"),
+            Query(over(total(LIVE_ENTRIES), total(RUNNING_REQUESTS))),
         ),
         line_panel(
             "Recurrent share and bytes left",
@@ -172,11 +174,11 @@ def build() -> dict[str, Any]:
         ),
         line_panel(
             "Decode batch against break-even",
-            "Tokens a step (mean rows, and first tokens of prompts), and the batch from which on the log "
-            "makes a step 3 % shorter (where a pool has a cost). If the mean stays under it, pack onto "
+            "Mean rows that get a token in a step, and the batch from which on the log makes a step 3 % "
+            "shorter (where a pool has a cost and the log ever does). If the mean stays under it, pack onto "
             "fewer replicas.",
             "suffix:rows",
-            Query(TOKENS_A_STEP),
+            Query(MEAN_BATCH),
             Query(highest(BREAK_EVEN), "{{pool}} break-even"),
         ),
     ]

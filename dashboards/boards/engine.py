@@ -6,9 +6,9 @@ from dashboards.panels import Query, board, line_panel, stat_panel
 from dashboards.promql import either, highest, over, quantile, rate, total
 from service.metrics.log import ASIDE
 from service.metrics.replicas import BUILD_INFO
-from service.metrics.requests import DURATION, GENERATED_TOKENS, ITL
+from service.metrics.requests import DURATION, ITL
 from service.metrics.routing import READY
-from service.metrics.steps import STEP_SECONDS, STEPS
+from service.metrics.steps import STEP_ROWS, STEP_SECONDS, STEPS
 
 NODE_METRICS = {
     "cpu": "ray_node_cpu_utilization",
@@ -102,11 +102,11 @@ def build() -> dict[str, Any]:
             stacked=True,
         ),
         line_panel(
-            "Tokens a step",
-            "Tokens a step: mean rows that it decodes, and first tokens of prompts. If it falls while "
-            "requests run, many of them are in prefill.",
-            "suffix:tok",
-            Query(over(rate(GENERATED_TOKENS), rate(STEPS))),
+            "Rows a step",
+            "Mean rows that get a token in a step. If it falls while requests run, many of them are in "
+            "prefill.",
+            "suffix:rows",
+            Query(over(rate(STEP_ROWS), rate(STEPS))),
         ),
         line_panel(
             "Duration of a sequence",

@@ -124,7 +124,7 @@ def build() -> dict[str, Any]:
         ),
         line_panel(
             "Cold starts",
-            "Time from a replica's constructor to its first token, over the replicas that are up: the "
+            "Time from a replica's constructor to its first token, over all replicas since Ray started: the "
             "median and the slowest, as their buckets say it. If it grows, look at model loading: a cold "
             "disk or page cache.",
             "s",

@@ -154,18 +154,21 @@ def _write(changes: Sequence[Thing], api: Any) -> None:
         with attempt("adding the deploy annotation (which Grafana may have kept if it failed itself)"):
             text = f"pushed {', '.join(thing.label for thing in changes)}"
             api.annotations.add_annotation(tags=DEPLOY_TAGS, text=text)
-    except (PushError, KeyboardInterrupt) as error:
+    except BaseException as error:
         why = "stopped by Ctrl-C" if isinstance(error, KeyboardInterrupt) else error
         raise PushError(f"{why}\n{_restored([thing for thing in changes if thing.touched])}") from error
 
 
 def _restored(touched: list[Thing]) -> str:
     """Restore in reverse; a sentence on what is left."""
-    left = []
+    left: list[str] = []
     for thing in reversed(touched):
+        if left and isinstance(thing, Folder):
+            left.append(f"\n- {thing.label}: kept, because of what is left in it")
+            continue
         try:
             thing.restore()
-        except PushError as error:
+        except Exception as error:
             left.append(f"\n- {thing.label}: {error}")
     if left:
         return (

@@ -114,7 +114,7 @@ def connect(settings: Settings) -> Connection:
     except ImportError:
         raise PushError(
             "expected grafana-client, got no such package; it replaces urllib3, so give it an environment of "
-            "its own: pip install 'deltalog[grafana]' there, or in a checkout run "
+            "its own: in a checkout run "
             "`python3 deploy/setup_grafana.py` and push with .cache/grafana-venv/bin/python"
         ) from None
     if not settings.url.startswith(("http://", "https://")):

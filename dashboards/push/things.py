@@ -152,6 +152,7 @@ class Group(Thing):
 
     def __init__(self, connection: Connection, group: State) -> None:
         self.folder_uid = group["folderUid"]
+        self.rule_uids = {rule["uid"] for rule in group["rules"]}
         super().__init__(connection, f"alert group {group['title']!r}", group["title"])
         there = {rule["uid"]: rule for rule in (self.before or {"rules": []})["rules"]}
         self.after = {
@@ -170,6 +171,12 @@ class Group(Thing):
     def read(self) -> State | None:
         read = self.api.alertingprovisioning.get_rule_group
         found = absent_is_none(f"reading {self.label}", read, self.folder_uid, self.uid)
+        for rule in self.api.alertingprovisioning.get_alertrules_all():
+            if rule["uid"] in self.rule_uids and rule["folderUID"] != self.folder_uid:
+                raise PushError(
+                    f"expected alert {rule['title']!r} in folder {self.folder_uid!r} or nowhere, got it in "
+                    f"folder {rule['folderUID']!r}; delete it there, or push with --folder-uid of that folder"
+                )
         if found is None:
             return None
         for rule in found["rules"]:

@@ -179,7 +179,7 @@ class Router:
                             break
                         if not accepted:
                             accepted = True
-                            self._accepted(pool, decision, record)
+                            self._accepted(pool, trip, decision, record)
                         if message is not None:
                             pool.started(sent)
                         yield message
@@ -252,10 +252,10 @@ class Router:
             if name in views
         }
 
-    def _accepted(self, pool: Pool, decision: Decision, record: dict[str, Any]) -> None:
+    def _accepted(self, pool: Pool, trip: _Trip, decision: Decision, record: dict[str, Any]) -> None:
         if decision.reason is not None:
             pool.routing.decided(PLACED[decision.reason])
-        if decision.replica is not None:
+        if decision.replica is not None and trip.ask.output_tokens:
             pool.routing.predicted(decision.tpot_ms / 1000)
         if decision.spilled:
             record["spilled"] = True

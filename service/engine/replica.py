@@ -31,13 +31,14 @@ class EngineReplica:
     async def __init__(self, pool: PoolConfig) -> None:  # type: ignore[misc]
         self._pool = pool
         self._id = serve.get_replica_context().replica_id.unique_id
-        self._order, began_at_s = time.time_ns(), time.monotonic()
+        self._order = time.time_ns()
+        self._metrics = ReplicaMetrics(pool)
         self._demands: dict[str, tuple[float, Demand]] = {}
         self._held = 0
         self._dead = False
         self.engine = _engine(pool)
         await self.engine.start()
-        self._metrics = ReplicaMetrics(pool, time.monotonic() - began_at_s)
+        self._metrics.started()
         self._watching = asyncio.create_task(self._watch())
 
     async def answer(self, call: Call) -> AsyncGenerator[Message | None, None]:

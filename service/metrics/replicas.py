@@ -25,7 +25,8 @@ ACCELERATOR_SECONDS = MetricSpec(
     "deltalog_accelerator_seconds_total",
     "counter",
     "seconds",
-    "Time that replicas held their GPUs, once for each; a replica without a GPU counts as one.",
+    "Time that replicas held their GPUs, their starts included, once for each; a replica without a GPU "
+    "counts as one.",
 )
 BUILD_INFO = MetricSpec(
     "deltalog_build_info",
@@ -37,19 +38,21 @@ BUILD_INFO = MetricSpec(
 
 
 class ReplicaMetrics:
-    """What one replica costs, from its first token on."""
+    """What one replica costs, from its constructor on."""
 
-    def __init__(self, pool: PoolConfig, start_s: float) -> None:
-        """start_s: how long it took to start."""
+    def __init__(self, pool: PoolConfig) -> None:
         self._start = REPLICA_START.bind(pool)
-        self._start.observe(start_s)
         self._build = BUILD_INFO.bind(pool)
         self._held = ACCELERATOR_SECONDS.bind(pool)
         self._accelerators = max(1, pool.gpus_per_replica)
-        self._since_s = time.monotonic() - start_s
+        self._since_s = self._began_s = time.monotonic()
+
+    def started(self) -> None:
+        """It has generated its first token."""
+        self._start.observe(time.monotonic() - self._began_s)
 
     def publish(self) -> None:
-        """Count the time since the last call, or the start; say the versions again, which Ray forgets."""
+        """Count the time since the last call; say the versions again, which Ray forgets."""
         now_s = time.monotonic()
         add(self._held, self._accelerators * (now_s - self._since_s))
         self._since_s = now_s

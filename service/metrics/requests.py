@@ -43,6 +43,7 @@ TPOT_SUM = MetricSpec(
     "counter",
     "seconds",
     "Sum of the samples of deltalog_request_tpot_seconds; by their count, the mean.",
+    from_zero=False,
 )
 """Ray's exporter rebuilds a histogram's own sum from the middles of its buckets."""
 DURATION = MetricSpec(

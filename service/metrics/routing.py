@@ -30,7 +30,7 @@ PREDICTED_TPOT = MetricSpec(
     "deltalog_predicted_tpot_seconds",
     "histogram",
     "seconds",
-    "TPOT that the router predicted for a request where it sent it.",
+    "TPOT that the router predicted for a request that generates, where it sent it.",
     buckets=SECONDS_BUCKETS,
 )
 PREDICTED_TPOT_SUM = MetricSpec(
@@ -38,6 +38,7 @@ PREDICTED_TPOT_SUM = MetricSpec(
     "counter",
     "seconds",
     "Sum of the samples of deltalog_predicted_tpot_seconds; by their count, the mean.",
+    from_zero=False,
 )
 DECISIONS = MetricSpec(
     "deltalog_router_decisions_total",

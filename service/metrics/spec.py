@@ -24,6 +24,9 @@ class MetricSpec:
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Labels beside `pool` and `model`, each with its closed set of values."""
     buckets: tuple[float, ...] = ()
+    from_zero: bool = True
+    """Whether a counter exists before it counts. The sum beside a histogram does not, as the histogram does
+    not: rate() misses what a series begins with, and must miss the same of both."""
 
     @property
     def prom_name(self) -> str:
@@ -31,8 +34,8 @@ class MetricSpec:
         return f"ray_{self.name}"
 
     def bind(self, pool: PoolConfig) -> Any:
-        """The Ray metric for `pool`; counters exist at zero from now on. Call it inside a Serve replica, and
-        keep it: what Ray still exports of a metric ends with the object."""
+        """The Ray metric for `pool`; counters `from_zero` exist from now on. Call it inside a Serve replica,
+        and keep it: what Ray still exports of a metric ends with the object."""
         # Dashboards read the declarations without Ray.
         from ray.serve import metrics
 
@@ -41,7 +44,7 @@ class MetricSpec:
             arguments["boundaries"] = list(self.buckets)
         metric = getattr(metrics, self.kind.capitalize())(self.name, **arguments)
         metric.set_default_tags({"pool": pool.name, "model": pool.model_id})
-        if self.kind == "counter":
+        if self.kind == "counter" and self.from_zero:
             for values in product(*self.labels.values()):
                 # Counter.inc refuses 0, but rate() misses the first event of a series that starts above it.
                 metric._record(0, tags=dict(zip(self.labels, values, strict=True)))

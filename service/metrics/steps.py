@@ -13,8 +13,14 @@ DECODE_BATCH = MetricSpec(
     "deltalog_decode_batch_rows",
     "histogram",
     "rows",
-    "Rows that a step decodes, one sample a step.",
+    "Rows that get a token in a step, one sample a step.",
     buckets=tuple(map(float, ROWS)),
+)
+STEP_ROWS = MetricSpec(
+    "deltalog_step_rows_total",
+    "counter",
+    "rows",
+    "Sum of the samples of deltalog_decode_batch_rows; by deltalog_steps_total, the mean batch.",
 )
 STEPS = MetricSpec(
     "deltalog_steps_total",
@@ -60,6 +66,7 @@ class StepMetrics:
 
     def __init__(self, pool: PoolConfig) -> None:
         self._batch = DECODE_BATCH.bind(pool)
+        self._rows = STEP_ROWS.bind(pool)
         self._steps = STEPS.bind(pool)
         self._seconds = STEP_SECONDS.bind(pool)
         self._cost = pool.configured_cost
@@ -77,6 +84,7 @@ class StepMetrics:
         """One step that decoded ``rows`` rows and took in ``prefill_tokens`` prompt tokens."""
         tags = {"mode": MODES[prefill_tokens > 0], "batch": BATCHES[bisect_left(ROWS, rows)]}
         self._batch.observe(rows)
+        add(self._rows, rows)
         add(self._steps, 1, **tags)
         add(self._seconds, seconds, **tags)
         if self._cost is None:

@@ -140,11 +140,11 @@ CASES: dict[str, list[Case]] = {
     "DeltaLogTpotBurnRate": burn("tpot"),
     "DeltaLogTtftBurnRate": burn("ttft"),
     "DeltaLogNoReadyReplica": [
-        Case("none", "10m", one(READY, "1x3 0x20"), (Fires("critical", "0"),)),
-        Case("none from the start", "10m", one(READY, "0x20"), (Fires("critical", "0"),)),
-        Case("the only one restarts", "7m", one(READY, "1x3 0x3 1x20")),
+        Case("none", "18m", one(READY, "1x3 0x20"), (Fires("critical", "0"),)),
+        Case("none from the start", "18m", one(READY, "0x20"), (Fires("critical", "0"),)),
+        Case("the only one restarts", "10m", one(READY, "1x3 0x8 1x20")),
         Case(
-            "one ingress sees none, another one", "10m", one(READY, "0x20") | one(READY, "1x20", replica="b")
+            "one ingress sees none, another one", "18m", one(READY, "0x20") | one(READY, "1x20", replica="b")
         ),
         Case("two", "10m", one(READY, "2x20")),
     ],
@@ -202,14 +202,14 @@ CASES: dict[str, list[Case]] = {
         Case(
             "one is gone",
             "10m",
-            everything_but(BUILD_INFO),
-            (Fires("critical", "1", {"metric": BUILD_INFO.prom_name}),),
+            everything_but(REQUESTS),
+            (Fires("critical", "1", {"metric": REQUESTS.prom_name}),),
         ),
         Case(
             "two are gone",
             "10m",
-            everything_but(READY, GENERATED_TOKENS),
-            tuple(Fires("critical", "1", {"metric": spec.prom_name}) for spec in (READY, GENERATED_TOKENS)),
+            everything_but(READY, REQUESTS),
+            tuple(Fires("critical", "1", {"metric": spec.prom_name}) for spec in (READY, REQUESTS)),
         ),
         Case("all are there", "10m", everything_but()),
     ],
@@ -276,7 +276,7 @@ BREAKS = [
         "max by (pool, model) (ray_deltalog_ready",
         "min by (pool, model) (ray_deltalog_ready",
     ),
-    ("DeltaLogNoReadyReplica", "for: 5m", "for: 1m"),
+    ("DeltaLogNoReadyReplica", "for: 10m", "for: 1m"),
     ("DeltaLogNoReadyReplica", "== 0", "< 0"),
     ("DeltaLogQueueGrowing", ">= 0.9 *", ">= 0 *"),
     (
@@ -291,7 +291,7 @@ BREAKS = [
     ("DeltaLogErrorRatio", "increase30m >= 20", "increase30m >= 0"),
     ("DeltaLogScaleStuck", "!=", ">"),
     ("DeltaLogScaleStuck", ":max[15m]) == 0", ":max[15m]) >= 0"),
-    ("DeltaLogMetricsAbsent", "absent(ray_deltalog_build_info)", "absent(ray_deltalog_merges_total)"),
+    ("DeltaLogMetricsAbsent", "absent(ray_deltalog_requests_total)", "absent(ray_deltalog_merges_total)"),
     ("DeltaLogNeverMerges", "unless", "and"),
     ("DeltaLogNeverMerges", ":max > 1", ":max > 0"),
     ("DeltaLogNeverMerges", "- sum by", "+ 0 * sum by"),
