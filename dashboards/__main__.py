@@ -49,7 +49,7 @@ def observe(
     config: Annotated[Path, typer.Argument(help="YAML file of the service to observe.")] = Path(
         "deploy/serve/cpu-observe.yaml"
     ),
-    seconds: Annotated[float, typer.Option(help="How long to put load on it.")] = 120,
+    seconds: Annotated[float, typer.Option(min=20, help="How long to put load on it.")] = 120,
     screenshots: Annotated[
         Path | None, typer.Option(help="Write a PNG of each board into this folder, and end.")
     ] = None,

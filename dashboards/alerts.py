@@ -207,7 +207,7 @@ def _log() -> list[Alert]:
             ),
             "The log does not pay: the pool would be faster without it. Or the configured cost is of "
             "another machine.",
-            "Compare the decode batch with break-even on the DeltaLog board; below it, the log cannot pay. "
+            "Compare the decode batch with break-even on the Log board; below it, the log cannot pay. "
             "Look for another process on the accelerator, and measure again with `deltalog bench`. Correct "
             "`cost`, or set `merge_interval: 1` and send SIGHUP.",
         ),

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dashboards.load import Load, put_load
-from dashboards.processes import ObserveError, child, free_port, needed, wait_answers
+from dashboards.processes import ObserveError, child, free_port, is_free, needed, wait_answers
 from dashboards.show import board_height, build_page, load_boards, photograph, serving_page
 from service.config import ConfigError, ServiceConfig, load_config
 from service.launch import LaunchError, check
@@ -53,10 +53,12 @@ def observe(path: Path, seconds: float, screenshots: Path | None, console: Conso
     needed("node", "nodejs")
     if screenshots is not None:
         needed("chromium", "chromium")
+    elif not is_free(PAGE_PORT):
+        raise ObserveError(f"expected port {PAGE_PORT} for the page; it is taken; stop what uses it")
     with tempfile.TemporaryDirectory(prefix="deltalog-observe-") as scratch:
         folder = Path(scratch)
-        with console.status("building the page (minutes the first time) ..."):
-            build_page()
+        console.print("Building the page (minutes the first time) ...")
+        build_page()
         console.print("Starting the service ...")
         with (
             _service(path, config, folder),
@@ -64,7 +66,9 @@ def observe(path: Path, seconds: float, screenshots: Path | None, console: Conso
             serving_page(BOARDS, prometheus_url, None if screenshots else PAGE_PORT) as page_url,
         ):
             started_s = time.time()
-            console.print(f"Boards: {page_url}/?from=now-5m   Prometheus: {prometheus_url}")
+            console.print(
+                f"Boards: {page_url}/?board=deltalog-slo&from=now-5m   Prometheus: {prometheus_url}"
+            )
             _report(_loaded(config, seconds, console), console)
             if screenshots is None:
                 console.print("Ctrl-C stops it all. Without load, rates fall to nothing.")
@@ -131,7 +135,7 @@ def _report(load: Load, console: Console) -> None:
         raise ObserveError(f"expected streams to end; {load.failed} failed and none ended; raise --seconds")
     console.print(
         f"The client saw {load.tokens:,} tokens in {len(load.tpots_s)} streams, {load.failed} failed, "
-        f"mean TPOT {load.mean_tpot_s * 1e3:.1f} ms; compare with the board."
+        f"mean TPOT {load.mean_tpot_s * 1e3:.1f} ms; compare with the Log board's."
     )
 
 

@@ -38,6 +38,15 @@ def free_port() -> int:
         return port
 
 
+def is_free(port: int) -> bool:
+    """Whether nothing listens on it."""
+    try:
+        with socket.create_server(("127.0.0.1", port)):
+            return True
+    except OSError:
+        return False
+
+
 @contextmanager
 def child(
     command: Sequence[str], log: Path, cwd: Path | None = None, env: Mapping[str, str] | None = None

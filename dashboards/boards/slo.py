@@ -43,7 +43,7 @@ def build() -> dict[str, Any]:
         stat_panel(
             "TPOT p95",
             "Time per output token that 95 % of sequences stay under. If it nears the SLO, look at the "
-            "decode batch on the DeltaLog board, then add replicas or lower max_concurrent_requests.",
+            "decode batch on the Log board, then add replicas or lower max_concurrent_requests.",
             "s",
             Query(quantile(0.95, TPOT)),
         ),

@@ -82,7 +82,7 @@ def drawn(prometheus: Server, expression: str) -> int:
 
 
 def may_be_empty(expression: str) -> bool:
-    """Whether this deployment has none of it: no GPU, no batch at which the log pays, no second pool to compare."""
+    """Whether this deployment has none of it: a GPU, a batch at which the log pays, a second pool."""
     names = metrics_of(expression)
     return (
         expression == OBSERVED or BREAK_EVEN.prom_name in names or any(name.startswith(GPU) for name in names)
