@@ -1,10 +1,14 @@
 """The metrics catalogue, and workers' totals turned into increments."""
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from service.config import load_config
 from service.metrics import SPECS as ALL
 from service.metrics.log import BYTE_KINDS, DIRECTIONS, DeltaLogMetrics
 from service.metrics.requests import LatencyMetrics
@@ -12,6 +16,7 @@ from service.metrics.spec import MetricSpec
 from service.metrics.steps import StepMetrics
 from service.pools import PoolConfig, Slo, StepCost
 
+ROOT = Path(__file__).parents[2]
 SPECS = {spec.name: spec for spec in ALL}
 POOL = PoolConfig(name="p", model="m", merge_interval=8)
 
@@ -156,3 +161,44 @@ def test_ranks_share_merges_and_add_bytes(recorders: dict[str, Recorder]) -> Non
     assert recorders["deltalog_merges_total"].series == {(): 3}
     assert recorders["deltalog_state_bytes_total"].series[("read", "append")] == 3000
     assert recorders["deltalog_write_through_bytes_total"].series[("write",)] == 3000 + 202
+
+
+EMIT = """
+import time
+
+import ray
+
+from service.metrics.requests import LatencyMetrics
+from service.metrics.steps import StepMetrics
+from service.pools import PoolConfig, StepCost
+
+# Outside of a worker Ray's metrics do nothing.
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+cost = StepCost(fixed_ms=10, row_ms=1, state_ms=1, prefill_token_ms=1, write_through_state_ms=2)
+pool = PoolConfig(name="alone", model="m", cost=cost)
+latencies, steps = LatencyMetrics(pool), StepMetrics(pool)
+
+
+def emit():
+    began_s = time.perf_counter()
+    for _ in range(500):
+        steps.step(4, 0, 0.014)
+        latencies.generated_tokens.inc(4)
+        for _ in range(4):
+            latencies.itl.observe(0.014)
+    return (time.perf_counter() - began_s) / 500
+
+
+# Whatever else the machine does only makes it longer.
+print("SECONDS", min(emit() for _ in range(7)))
+"""
+
+
+def test_emitters_take_less_than_a_hundredth_of_a_step() -> None:
+    """Those of a step of four rows, alone, against the demo's measured step of one row, which is shorter."""
+    (pool,) = load_config(ROOT / "deploy/serve/cpu-observe.yaml").pools
+    assert pool.cost is not None
+    done = subprocess.run([sys.executable, "-c", EMIT], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    seconds = float(done.stdout.partition("SECONDS ")[2])
+    assert 1e-6 < seconds < 0.01 * pool.cost.model.step_ms(1) / 1000
