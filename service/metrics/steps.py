@@ -4,6 +4,7 @@ from bisect import bisect_left
 
 from service.metrics.spec import MetricSpec, add
 from service.pools import PoolConfig
+from service.routing.cost import StepModel
 
 ROWS = tuple(2**power for power in range(10))
 BATCHES = (*map(str, ROWS), "more")
@@ -62,37 +63,57 @@ BREAK_EVEN = MetricSpec(
 
 
 class StepMetrics:
-    """Counts the steps of one engine."""
+    """Counts the steps of one engine. What a step adds is kept here and told Ray once a second: there may be
+    thousands of steps in it."""
 
     def __init__(self, pool: PoolConfig) -> None:
         self._batch = DECODE_BATCH.bind(pool)
         self._rows = STEP_ROWS.bind(pool)
         self._steps = STEPS.bind(pool)
         self._seconds = STEP_SECONDS.bind(pool)
+        self._taken: dict[tuple[int, int], list[float]] = {}
+        """Steps, rows and seconds since the last report, by index of mode and batch."""
+        self._last_rows = 0
+        self._prefill_tokens = 0
         self._cost = pool.configured_cost
         if self._cost is not None:
             self._predicted = PREDICTED_STEP_SECONDS.bind(pool)
             self._share = RECURRENT_SHARE.bind(pool)
             self._break_even = BREAK_EVEN.bind(pool)
 
-    def publish(self) -> None:
-        """Say again what does not change, which Ray forgets otherwise."""
-        if self._cost is not None and self._cost.saved_row_ms:
-            self._break_even.set(self._cost.break_even_rows)
-
     def step(self, rows: int, prefill_tokens: int, seconds: float) -> None:
         """One step that decoded ``rows`` rows and took in ``prefill_tokens`` prompt tokens."""
-        tags = {"mode": MODES[prefill_tokens > 0], "batch": BATCHES[bisect_left(ROWS, rows)]}
         self._batch.observe(rows)
+        taken = self._taken.setdefault((prefill_tokens > 0, bisect_left(ROWS, rows)), [0.0, 0.0, 0.0])
+        taken[0] += 1
+        taken[1] += rows
+        taken[2] += seconds
+        self._last_rows = rows
+        self._prefill_tokens += prefill_tokens
+
+    def publish(self) -> None:
+        """Tell Ray what was added, and again what does not change, which Ray forgets otherwise."""
+        steps = rows = 0.0
+        for (mode, batch), taken in self._taken.items():
+            tags = {"mode": MODES[mode], "batch": BATCHES[batch]}
+            add(self._steps, taken[0], **tags)
+            add(self._seconds, taken[2], **tags)
+            steps, rows = steps + taken[0], rows + taken[1]
         add(self._rows, rows)
-        add(self._steps, 1, **tags)
-        add(self._seconds, seconds, **tags)
-        if self._cost is None:
-            return
-        predicted_ms = self._cost.step_ms(rows, prefill_tokens)
+        if self._cost is not None:
+            self._predict(self._cost, steps, rows)
+        self._taken, self._prefill_tokens = {}, 0
+
+    def _predict(self, cost: StepModel, steps: float, rows: float) -> None:
+        """The cost is linear: that of many steps follows from their sums."""
+        predicted_ms = (
+            cost.fixed_ms * steps + cost.slope_ms * rows + cost.prefill_token_ms * self._prefill_tokens
+        )
         add(self._predicted, predicted_ms / 1000, curve="configured")
-        if self._cost.write_through_state_ms is not None:
-            more_ms = (self._cost.write_through_state_ms - self._cost.state_ms) * rows
+        if cost.write_through_state_ms is not None:
+            more_ms = (cost.write_through_state_ms - cost.state_ms) * rows
             add(self._predicted, (predicted_ms + more_ms) / 1000, curve="write_through")
-        if predicted_ms:
-            self._share.set(self._cost.state_ms * rows / predicted_ms)
+        if steps and cost.step_ms(self._last_rows):
+            self._share.set(cost.state_ms * self._last_rows / cost.step_ms(self._last_rows))
+        if cost.saved_row_ms:
+            self._break_even.set(cost.break_even_rows)

@@ -105,6 +105,7 @@ def test_steps_by_mode_and_batch_and_what_their_cost_says(recorders: dict[str, R
     steps = StepMetrics(POOL.model_copy(update={"cost": cost}))
     for rows, prefill_tokens in ((1, 0), (3, 0), (4, 50), (0, 20), (1000, 0)):
         steps.step(rows, prefill_tokens, 0.02)
+    steps.publish()
     counted = recorders["deltalog_steps_total"].series
     assert counted == {("decode", "1"): 1, ("decode", "4"): 1, ("mixed", "4"): 1, ("mixed", "1"): 1,
                        ("decode", "more"): 1}  # fmt: skip
@@ -114,7 +115,6 @@ def test_steps_by_mode_and_batch_and_what_their_cost_says(recorders: dict[str, R
     as_configured = 5 * 10 + 0.75 * 1008 + 0.1 * 70
     assert predicted[("configured",)] == pytest.approx(as_configured / 1000)
     assert predicted[("write_through",)] == pytest.approx((as_configured + 1008) / 1000)
-    steps.publish()
     assert recorders["deltalog_recurrent_share_estimated_ratio"].series == {(): 250 / 760}
     assert recorders["deltalog_break_even_rows"].series == {(): cost.model.break_even_rows}
 
@@ -122,14 +122,18 @@ def test_steps_by_mode_and_batch_and_what_their_cost_says(recorders: dict[str, R
 def test_what_takes_no_time_is_counted_all_the_same(recorders: dict[str, Recorder]) -> None:
     """An engine of the tests whose steps cost nothing, and two tokens at one moment."""
     free = StepCost(fixed_ms=0, row_ms=0, state_ms=0, prefill_token_ms=0, write_through_state_ms=0)
-    StepMetrics(POOL.model_copy(update={"cost": free})).step(1, 0, 0.0)
+    steps = StepMetrics(POOL.model_copy(update={"cost": free}))
+    steps.step(1, 0, 0.0)
+    steps.publish()
     LatencyMetrics(POOL).finished(0.1, 0.1, 2)
     assert recorders["deltalog_steps_total"].series == {("decode", "1"): 1}
     assert recorders["deltalog_request_tpot_seconds"].samples == [0]
 
 
 def test_without_a_cost_nothing_is_predicted(recorders: dict[str, Recorder]) -> None:
-    StepMetrics(POOL).step(4, 0, 0.02)
+    steps = StepMetrics(POOL)
+    steps.step(4, 0, 0.02)
+    steps.publish()
     assert "deltalog_predicted_step_seconds_total" not in recorders
 
 
@@ -186,6 +190,7 @@ def emit():
         latencies.generated_tokens.inc(4)
         for _ in range(4):
             latencies.itl.observe(0.014)
+    steps.publish()
     return (time.perf_counter() - began_s) / 500
 
 
