@@ -12,7 +12,7 @@ from running_service import RunningService, running, simulated, until
 STREAMS, TOKENS = 64, 4000
 LEAST_TOKENS_PER_S = 40_000
 TRIES = 4
-QUIET = 0.2
+QUIET = 0.5
 """Share of the processors that others may use before a try: the measure is for a machine of its own."""
 
 
