@@ -20,8 +20,8 @@ def files() -> dict[Path, str]:
 
 def write(root: Path = ROOT) -> list[Path]:
     """Write those that differ, remove boards that are no more; what was changed."""
-    changed = stale(root)
     made = files()
+    changed = _differing(root, made)
     for path in changed:
         if path in made:
             (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,10 @@ def write(root: Path = ROOT) -> list[Path]:
 
 def stale(root: Path = ROOT) -> list[Path]:
     """Generated files that are missing, differ, or that nothing makes any more."""
-    made = files()
+    return _differing(root, files())
+
+
+def _differing(root: Path, made: dict[Path, str]) -> list[Path]:
     there = {path.relative_to(root) for path in (root / GENERATED).glob("*.json")}
     differ = {
         path

@@ -5,6 +5,7 @@ down. A quotient is one of sums, and has no value where nothing was counted: an 
 mean takes the counter of the samples' sum: Ray's exporter guesses a histogram's own from its buckets.
 """
 
+from dashboards import promql
 from service.metrics.log import MERGE_INTERVAL
 from service.metrics.requests import GENERATED_TOKENS, REQUESTS, SLO_SEQUENCES, TPOT, TPOT_SUM, TTFT
 from service.metrics.routing import DESIRED_REPLICAS, PREDICTED_TPOT, PREDICTED_TPOT_SUM, QUEUED, READY
@@ -32,11 +33,6 @@ def recorded(metric: str, operations: str) -> str:
 def over(spec: MetricSpec, window: str, part: str = "", function: str = "rate") -> str:
     """A counter's rate or increase, added up by pool. `part` is a histogram's suffix, or a selector."""
     return f"sum by (pool, model) ({function}({spec.prom_name}{part}[{window}]))"
-
-
-def quotient(numerator: str, denominator: str) -> str:
-    """No value, and not NaN, where there is nothing to divide by."""
-    return f"{numerator} / ({denominator} > 0)"
 
 
 def missed(promise: str, window: str) -> str:
@@ -70,7 +66,7 @@ ANSWERABLE = recorded("deltalog_requests_answerable", f"increase{ERROR_WINDOWS[-
 def slo() -> Rules:
     """Sequences against the SLO of their pool."""
     rules = {
-        missed(promise, window): quotient(
+        missed(promise, window): promql.over(
             over(SLO_SEQUENCES, window, f'{{{promise}="missed"}}'), over(SLO_SEQUENCES, window)
         )
         for promise in SLO_SEQUENCES.labels
@@ -86,7 +82,7 @@ def requests() -> Rules:
     """How requests end, how many wait, and what there is to serve them."""
     answerable = '{outcome!~"client_error|aborted"}'
     rules = {
-        errors(window): quotient(
+        errors(window): promql.over(
             over(REQUESTS, window, '{outcome="error"}'), over(REQUESTS, window, answerable)
         )
         for window in ERROR_WINDOWS
@@ -107,12 +103,12 @@ def steps() -> Rules:
     tokens = over(GENERATED_TOKENS, LOG_WINDOW, function="increase")
     first_tokens = over(TTFT, LOG_WINDOW, "_count", "increase")
     return {
-        STEP_TO_WRITE_THROUGH: quotient(seconds, write_through),
-        OBSERVED_TPOT: quotient(over(TPOT_SUM, TPOT_WINDOW), over(TPOT, TPOT_WINDOW, "_count")),
-        EXPECTED_TPOT: quotient(
+        STEP_TO_WRITE_THROUGH: promql.over(seconds, write_through),
+        OBSERVED_TPOT: promql.over(over(TPOT_SUM, TPOT_WINDOW), over(TPOT, TPOT_WINDOW, "_count")),
+        EXPECTED_TPOT: promql.over(
             over(PREDICTED_TPOT_SUM, TPOT_WINDOW), over(PREDICTED_TPOT, TPOT_WINDOW, "_count")
         ),
-        PREDICTED_TO_OBSERVED: quotient(EXPECTED_TPOT, OBSERVED_TPOT),
+        PREDICTED_TO_OBSERVED: promql.over(EXPECTED_TPOT, OBSERVED_TPOT),
         TPOT_SAMPLES: over(TPOT, TPOT_WINDOW, "_count", "increase"),
         # The first token of a sequence comes out of its prompt.
         DECODED_TOKENS: f"{tokens} - {first_tokens}",

@@ -105,10 +105,8 @@ class StepMetrics:
         self._taken, self._prefill_tokens = {}, 0
 
     def _predict(self, cost: StepModel, steps: float, rows: float) -> None:
-        """The cost is linear: that of many steps follows from their sums."""
-        predicted_ms = (
-            cost.fixed_ms * steps + cost.slope_ms * rows + cost.prefill_token_ms * self._prefill_tokens
-        )
+        """The cost is linear: many steps cost what as many mean ones do."""
+        predicted_ms = steps * cost.step_ms(rows / steps, self._prefill_tokens / steps) if steps else 0.0
         add(self._predicted, predicted_ms / 1000, curve="configured")
         if cost.write_through_state_ms is not None:
             more_ms = (cost.write_through_state_ms - cost.state_ms) * rows
