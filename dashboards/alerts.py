@@ -7,7 +7,7 @@ series or on one restarted replica: the windows, `hold_s` and the least number o
 from dataclasses import dataclass
 
 from dashboards import recording as rec
-from service.metrics.log import ASIDE, MERGES
+from service.metrics.log import ASIDE
 
 OBJECTIVE = 0.99
 """Share of sequences that keep the SLO."""
@@ -182,14 +182,14 @@ def _log() -> list[Alert]:
             "DeltaLogNeverMerges",
             "critical",
             5 * MINUTE,
-            f"({rec.LONGEST_CYCLE} > 1 and {rec.DECODED_TOKENS} > {SILENT_CYCLES} * {rec.LONGEST_CYCLE}) "
-            f"unless {rec.over(MERGES, rec.LOG_WINDOW)} > 0",
-            _pool("decodes, and merges nothing"),
+            f"({rec.CYCLE} > 1 and {rec.DECODED_TOKENS} > {SILENT_CYCLES} * {rec.CYCLE}) unless "
+            f"{rec.MERGED} > 0",
+            _pool("its replica {{ $labels.replica }} decodes, and merges nothing"),
             _pool(
                 f"the merge interval is {{{{ $value }}}} steps, and in {rec.LOG_WINDOW} of decoding no "
                 "layer has merged its log."
             ),
-            "A log that is never merged loses what it drops: the answers of this pool are wrong, or its "
+            "A log that is never merged loses what it drops: the answers of this replica are wrong, or its "
             "counters are. Either way it does not do what it was configured for.",
             "Take the pool out of service, or set `merge_interval: 1` and send SIGHUP, which decodes "
             "without a log. Then compare an answer at temperature 0 with that of a stock pool, and report "

@@ -6,7 +6,7 @@ from typing import Any
 
 import promql_parser as promql
 
-from dashboards.boards.engine import NODE_METRICS
+from dashboards.boards.engine import RAY_LABELS, RAY_METRICS
 from dashboards.panels import TAG
 from dashboards.promql import EACH, HISTOGRAM_PARTS, WINDOW
 from service.metrics import SPECS, log, requests, routing, steps
@@ -159,10 +159,10 @@ def looks_back_as_far_as_needed(board: Board) -> Iterator[str]:
 
 def names_known_metrics(board: Board) -> Iterator[str]:
     """Metrics are those of the catalogue, and few of Ray's own."""
-    known = OURS.keys() | set(NODE_METRICS.values())
+    known = OURS.keys() | set(RAY_METRICS.values())
     for title, node, _ in _nodes(board):
         if isinstance(node, promql.VectorSelector) and node.name not in known:
-            yield f"{title}: {node.name} is neither in service.metrics nor in NODE_METRICS; correct it"
+            yield f"{title}: {node.name} is neither in service.metrics nor in RAY_METRICS; correct it"
 
 
 def _is_call(node: Any, *functions: str) -> bool:
@@ -171,7 +171,7 @@ def _is_call(node: Any, *functions: str) -> bool:
 
 def sums_whole_pools(board: Board) -> Iterator[str]:
     """A series is aggregated by labels that no replica changes; else a second replica splits it."""
-    stable = {*EACH, "le", "instance", "GpuIndex", *(label for spec in SPECS for label in spec.labels)}
+    stable = {*EACH, "le", *RAY_LABELS, *(label for spec in SPECS for label in spec.labels)}
     for title, node, above in _nodes(board):
         if isinstance(node, promql.VectorSelector):
             sums = [each for each in above if isinstance(each, promql.AggregateExpr)]

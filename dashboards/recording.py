@@ -6,7 +6,7 @@ mean takes the counter of the samples' sum: Ray's exporter guesses a histogram's
 """
 
 from dashboards import promql
-from service.metrics.log import MERGE_INTERVAL
+from service.metrics.log import MERGE_INTERVAL, MERGES
 from service.metrics.requests import GENERATED_TOKENS, REQUESTS, SLO_SEQUENCES, TPOT, TPOT_SUM, TTFT
 from service.metrics.routing import DESIRED_REPLICAS, PREDICTED_TPOT, PREDICTED_TPOT_SUM, QUEUED, READY
 from service.metrics.spec import MetricSpec
@@ -14,6 +14,10 @@ from service.metrics.steps import PREDICTED_STEP_SECONDS, STEP_SECONDS
 
 Rules = dict[str, str]
 """Expressions by the names under which they are recorded: level, metric, operations."""
+
+POOL = "pool, model"
+REPLICA = "pool, model, replica"
+"""For what is wrong as soon as it is wrong in one replica."""
 
 BURN_WINDOWS = ("5m", "30m", "1h", "6h")
 ERROR_WINDOWS = ("5m", "30m")
@@ -30,9 +34,9 @@ def recorded(metric: str, operations: str) -> str:
     return f"pool_model:{metric}:{operations}"
 
 
-def over(spec: MetricSpec, window: str, part: str = "", function: str = "rate") -> str:
+def over(spec: MetricSpec, window: str, part: str = "", function: str = "rate", by: str = POOL) -> str:
     """A counter's rate or increase, added up by pool. `part` is a histogram's suffix, or a selector."""
-    return f"sum by (pool, model) ({function}({spec.prom_name}{part}[{window}]))"
+    return f"sum by ({by}) ({function}({spec.prom_name}{part}[{window}]))"
 
 
 def missed(promise: str, window: str) -> str:
@@ -59,7 +63,9 @@ OBSERVED_TPOT = recorded(TPOT.name, f"mean{TPOT_WINDOW}")
 EXPECTED_TPOT = recorded(PREDICTED_TPOT.name, f"mean{TPOT_WINDOW}")
 PREDICTED_TO_OBSERVED = recorded("deltalog_predicted_to_observed_tpot", f"ratio{TPOT_WINDOW}")
 TPOT_SAMPLES = recorded(TPOT.name, f"increase{TPOT_WINDOW}")
-DECODED_TOKENS = recorded("deltalog_decoded_tokens", f"increase{LOG_WINDOW}")
+CYCLE = f"pool_model_replica:{MERGE_INTERVAL.name}:max"
+DECODED_TOKENS = f"pool_model_replica:deltalog_decoded_tokens:increase{LOG_WINDOW}"
+MERGED = f"pool_model_replica:{MERGES.name.removesuffix('_total')}:rate{LOG_WINDOW}"
 ANSWERABLE = recorded("deltalog_requests_answerable", f"increase{ERROR_WINDOWS[-1]}")
 
 
@@ -90,9 +96,9 @@ def requests() -> Rules:
     return rules | {
         ANSWERABLE: over(REQUESTS, ERROR_WINDOWS[-1], answerable, "increase"),
         # Each ingress has a queue of its own, and sees all replicas.
-        QUEUE: f"sum by (pool, model) ({QUEUED.prom_name})",
-        READY_REPLICAS: f"max by (pool, model) ({READY.prom_name})",
-        WANTED_REPLICAS: f"max by (pool, model) ({DESIRED_REPLICAS.prom_name})",
+        QUEUE: f"sum by ({POOL}) ({QUEUED.prom_name})",
+        READY_REPLICAS: f"max by ({POOL}) ({READY.prom_name})",
+        WANTED_REPLICAS: f"max by ({POOL}) ({DESIRED_REPLICAS.prom_name})",
     }
 
 
@@ -100,8 +106,8 @@ def steps() -> Rules:
     """What a step and a token take, and what was expected of them."""
     seconds = over(STEP_SECONDS, STEP_WINDOW)
     write_through = over(PREDICTED_STEP_SECONDS, STEP_WINDOW, '{curve="write_through"}')
-    tokens = over(GENERATED_TOKENS, LOG_WINDOW, function="increase")
-    first_tokens = over(TTFT, LOG_WINDOW, "_count", "increase")
+    tokens = over(GENERATED_TOKENS, LOG_WINDOW, function="increase", by=REPLICA)
+    first_tokens = over(TTFT, LOG_WINDOW, "_count", "increase", REPLICA)
     return {
         STEP_TO_WRITE_THROUGH: promql.over(seconds, write_through),
         OBSERVED_TPOT: promql.over(over(TPOT_SUM, TPOT_WINDOW), over(TPOT, TPOT_WINDOW, "_count")),
@@ -112,5 +118,7 @@ def steps() -> Rules:
         TPOT_SAMPLES: over(TPOT, TPOT_WINDOW, "_count", "increase"),
         # The first token of a sequence comes out of its prompt.
         DECODED_TOKENS: f"{tokens} - {first_tokens}",
-        LONGEST_CYCLE: f"max by (pool, model) ({MERGE_INTERVAL.prom_name})",
+        MERGED: over(MERGES, LOG_WINDOW, by=REPLICA),
+        CYCLE: f"max by ({REPLICA}) ({MERGE_INTERVAL.prom_name})",
+        LONGEST_CYCLE: f"max by ({POOL}) ({MERGE_INTERVAL.prom_name})",
     }

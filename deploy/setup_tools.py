@@ -38,6 +38,16 @@ def main() -> None:
     run([*apt, "download", *PACKAGES])
     for package in TOOLS.glob("*.deb"):
         run(["dpkg", "-x", str(package), str(TOOLS)])
+    _relocate(BIN / "prometheus-alertmanager", b"/usr/share/prometheus/alertmanager")
+
+
+def _relocate(program: Path, folder: bytes) -> None:
+    """Debian's Alertmanager does not start without its templates, at a path that nothing but its code says.
+    Let it look under the folder that it is started in, TOOLS, by a path of the same length."""
+    code = program.read_bytes()
+    if folder not in code:
+        sys.exit(f"expected {folder.decode()} in {program}; it is not; install {PACKAGES[1]} yourself")
+    program.write_bytes(code.replace(folder, folder[1:].replace(b"/", b"//", 1)))
 
 
 def found(program: str) -> str | None:

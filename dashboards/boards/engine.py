@@ -8,20 +8,23 @@ from service.metrics.log import ASIDE
 from service.metrics.replicas import BUILD_INFO
 from service.metrics.requests import DURATION, ITL
 from service.metrics.routing import READY
-from service.metrics.steps import STEP_ROWS, STEP_SECONDS, STEPS
+from service.metrics.scheduler import CACHE_USAGE, PREEMPTIONS, PROMPT_TOKENS, WAITING
+from service.metrics.steps import STEP_SECONDS, STEPS
 
-NODE_METRICS = {
+RAY_METRICS = {
     "cpu": "ray_node_cpu_utilization",
     "memory_used": "ray_node_mem_used",
     "memory_total": "ray_node_mem_total",
     "gpu": "ray_node_gpus_utilization",
     "gpu_memory_mib": "ray_node_gram_used",
+    "actors": "ray_actors",
 }
 """Metrics that Ray itself exports; those of GPUs only where a node has one."""
+RAY_LABELS = ("instance", "GpuIndex", "State")
 
 
 def _node(name: str, *by: str) -> str:
-    return f"max by ({', '.join(('instance', *by))}) ({NODE_METRICS[name]})"
+    return f"max by ({', '.join(('instance', *by))}) ({RAY_METRICS[name]})"
 
 
 def build() -> dict[str, Any]:
@@ -102,13 +105,6 @@ def build() -> dict[str, Any]:
             stacked=True,
         ),
         line_panel(
-            "Rows a step",
-            "Mean rows that get a token in a step. If it falls while requests run, many of them are in "
-            "prefill.",
-            "suffix:rows",
-            Query(over(rate(STEP_ROWS), rate(STEPS))),
-        ),
-        line_panel(
             "Duration of a sequence",
             "Time from arrival in the engine to the last token. If p99 leaves p50 behind, some sequences "
             "are preempted or very long.",
@@ -121,6 +117,36 @@ def build() -> dict[str, Any]:
             "steps. A simulated engine gives none.",
             "s",
             *(Query(quantile(share / 100, ITL), f"{{{{pool}}}} p{share}") for share in (50, 95, 99)),
+        ),
+        line_panel(
+            "Prompt tokens",
+            "Prompt tokens a second that prefill computed, and that the prefix cache had. If requests share "
+            "their beginnings and little is cached, the cache is too small or prefix affinity off. A "
+            "simulated engine gives none.",
+            "suffix:tok/s",
+            Query(rate(PROMPT_TOKENS, "source"), "{{pool}} {{source}}"),
+            stacked=True,
+        ),
+        line_panel(
+            "Blocks in use",
+            "Share of vLLM's blocks for state and key-value cache that are taken, in the fullest replica. If "
+            "it nears 100 %, sequences wait or are preempted: give the replica more memory or fewer rows.",
+            "percentunit",
+            Query(highest(CACHE_USAGE)),
+        ),
+        line_panel(
+            "Waiting in the engine",
+            "Sequences that an engine has taken and that have no row or no memory yet. If some wait for "
+            "long, max_num_seqs or the memory is below what max_concurrent_requests lets in.",
+            "none",
+            Query(total(WAITING)),
+        ),
+        line_panel(
+            "Preemptions",
+            "Sequences a second that lose their memory to others and begin again with their prompt. If there "
+            "are any for long, lower max_concurrent_requests: each costs a prefill.",
+            "suffix:/s",
+            Query(rate(PREEMPTIONS)),
         ),
         line_panel(
             "Node utilisation",
@@ -138,6 +164,13 @@ def build() -> dict[str, Any]:
             Query(_node("memory_used"), "{{instance}}"),
             Query(_node("memory_total"), "{{instance}} total"),
             Query(f"{_node('gpu_memory_mib', 'GpuIndex')} * {2**20}", "{{instance}} GPU {{GpuIndex}}"),
+        ),
+        line_panel(
+            "Ray's actors",
+            "Actors of the cluster by what Ray says of them: replicas, ingresses and Serve's own. If one is "
+            "restarting or pending for long, a node or its memory is missing: see `ray status`.",
+            "none",
+            Query(f'sum by (State) ({RAY_METRICS["actors"]}{{Source="gcs"}})', "{{State}}"),
         ),
     ]
     return board(

@@ -18,6 +18,7 @@ from service.metrics.routing import (
     SPILLED,
     UNROUTED,
 )
+from service.metrics.steps import MODEL_ERROR, STEP_SECONDS
 
 
 def build() -> dict[str, Any]:
@@ -121,6 +122,21 @@ def build() -> dict[str, Any]:
             "s",
             Query(mean(PREDICTED_TPOT_SUM, PREDICTED_TPOT), "{{pool}} predicted"),
             Query(mean(TPOT_SUM, TPOT), "{{pool}} observed"),
+        ),
+        line_panel(
+            "Cost of a step off by",
+            "How far, second by second, steps are from what their cost says, as a share of their time. If it "
+            "stays above 20 %, the router places by a wrong idea: another process, or a load that the cost "
+            "does not describe.",
+            "percentunit",
+            Query(over(rate(MODEL_ERROR), rate(STEP_SECONDS))),
+        ),
+        line_panel(
+            "GPUs held",
+            "GPUs that the pool's replicas hold, their starts included; a replica without one counts as one. "
+            "If it stays above what the load needs, lower `replicas` or raise `consolidation`.",
+            "none",
+            Query(rate(ACCELERATOR_SECONDS)),
         ),
         line_panel(
             "Cold starts",

@@ -6,6 +6,7 @@ from typing import Any
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from service.metrics.requests import LatencyMetrics
+from service.metrics.scheduler import SchedulerMetrics
 from service.metrics.steps import StepMetrics
 from service.pools import PoolConfig
 from service.routing.calibrate import Calibration
@@ -18,6 +19,7 @@ class EngineLogger(StatLoggerBase):
     def __init__(self, pool: PoolConfig) -> None:
         self.metrics: LatencyMetrics | None = None
         self._steps: StepMetrics | None = None
+        self._scheduler: SchedulerMetrics | None = None
         self._pool = pool
         self.prefill_per_step = 0.0
         self.calibration = Calibration(pool.step_model)
@@ -27,13 +29,16 @@ class EngineLogger(StatLoggerBase):
         """From now on what the engine does is somebody's."""
         self.metrics = LatencyMetrics(self._pool)
         self._steps = StepMetrics(self._pool)
+        self._scheduler = SchedulerMetrics(self._pool)
 
     def publish(self, running: int) -> None:
         """Say what is not said step by step."""
         assert self.metrics is not None
         assert self._steps is not None
         self.metrics.publish(running)
-        self._steps.publish()
+        assert self._scheduler is not None
+        self._steps.publish(self.calibration.learned)
+        self._scheduler.publish()
 
     def log_engine_initialized(self) -> None:
         pass
@@ -42,8 +47,9 @@ class EngineLogger(StatLoggerBase):
         if iteration_stats is None:
             return
         self._step(scheduler_stats, iteration_stats)
-        if self.metrics is None:
+        if self.metrics is None or self._scheduler is None:
             return
+        self._scheduler.step(scheduler_stats, iteration_stats)
         for seconds in iteration_stats.time_to_first_tokens_iter:
             self.metrics.ttft.observe(seconds)
         for seconds in iteration_stats.inter_token_latencies_iter:

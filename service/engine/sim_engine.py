@@ -195,7 +195,7 @@ class SimEngine:
         assert self._metrics is not None
         running = {row.request for row in [*self._running, *self._waiting] if not row.request.gone}
         self._metrics.publish(len(running))
-        self._steps.publish()
+        self._steps.publish(self._calibration.learned)
 
     def shutdown(self) -> None:
         self._stepping.cancel()

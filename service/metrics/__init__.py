@@ -4,7 +4,7 @@ Ray exports them on the metrics port of each node under the name `ray_<name>` an
 (`deployment`, `replica`, `application`, `WorkerId`, ...): aggregate with `sum by (pool, model)`.
 """
 
-from service.metrics import log, replicas, requests, routing, steps
+from service.metrics import log, replicas, requests, routing, scheduler, steps
 from service.metrics.spec import MetricSpec
 
 CATALOGUE: dict[str, tuple[MetricSpec, ...]] = {
@@ -12,6 +12,7 @@ CATALOGUE: dict[str, tuple[MetricSpec, ...]] = {
     for title, module in {
         "requests": requests,
         "steps": steps,
+        "scheduler": scheduler,
         "log": log,
         "routing": routing,
         "replicas": replicas,

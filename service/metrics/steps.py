@@ -46,6 +46,14 @@ PREDICTED_STEP_SECONDS = MetricSpec(
     "(write_through). Only for pools with a cost; write_through stays 0 where the cost does not say it.",
     labels={"curve": ("configured", "write_through")},
 )
+MODEL_ERROR = MetricSpec(
+    "deltalog_model_error_seconds_total",
+    "counter",
+    "seconds",
+    "Difference, whatever its sign and second by second, between what steps took and what their cost says: "
+    "the one that the replica learned or, before there is one, the configured. By "
+    "deltalog_step_seconds_total, the relative error.",
+)
 RECURRENT_SHARE = MetricSpec(
     "deltalog_recurrent_share_estimated_ratio",
     "gauge",
@@ -71,11 +79,12 @@ class StepMetrics:
         self._rows = STEP_ROWS.bind(pool)
         self._steps = STEPS.bind(pool)
         self._seconds = STEP_SECONDS.bind(pool)
+        self._error = MODEL_ERROR.bind(pool)
         self._taken: dict[tuple[int, int], list[float]] = {}
         """Steps, rows and seconds since the last report, by index of mode and batch."""
         self._last_rows = 0
         self._prefill_tokens = 0
-        self._cost = pool.configured_cost
+        self._cost = self._model = pool.configured_cost
         if self._cost is not None:
             self._predicted = PREDICTED_STEP_SECONDS.bind(pool)
             self._share = RECURRENT_SHARE.bind(pool)
@@ -91,27 +100,36 @@ class StepMetrics:
         self._last_rows = rows
         self._prefill_tokens += prefill_tokens
 
-    def publish(self) -> None:
-        """Tell Ray what was added, and again what does not change, which Ray forgets otherwise."""
-        steps = rows = 0.0
+    def publish(self, learned: StepModel | None) -> None:
+        """Tell Ray what was added, and again what does not change, which Ray forgets otherwise. From now on a
+        step costs what the engine has ``learned``, if it has."""
+        steps = rows = seconds = 0.0
         for (mode, batch), taken in self._taken.items():
             tags = {"mode": MODES[mode], "batch": BATCHES[batch]}
             add(self._steps, taken[0], **tags)
             add(self._seconds, taken[2], **tags)
-            steps, rows = steps + taken[0], rows + taken[1]
+            steps, rows, seconds = steps + taken[0], rows + taken[1], seconds + taken[2]
         add(self._rows, rows)
+        if self._model is not None:
+            add(self._error, abs(seconds - self._seconds_of(self._model, steps, rows)))
+        self._model = learned or self._model
         if self._cost is not None:
             self._predict(self._cost, steps, rows)
         self._taken, self._prefill_tokens = {}, 0
 
     def _predict(self, cost: StepModel, steps: float, rows: float) -> None:
-        """The cost is linear: many steps cost what as many mean ones do."""
-        predicted_ms = steps * cost.step_ms(rows / steps, self._prefill_tokens / steps) if steps else 0.0
-        add(self._predicted, predicted_ms / 1000, curve="configured")
+        predicted_s = self._seconds_of(cost, steps, rows)
+        add(self._predicted, predicted_s, curve="configured")
         if cost.write_through_state_ms is not None:
             more_ms = (cost.write_through_state_ms - cost.state_ms) * rows
-            add(self._predicted, (predicted_ms + more_ms) / 1000, curve="write_through")
+            add(self._predicted, predicted_s + more_ms / 1000, curve="write_through")
         if steps and cost.step_ms(self._last_rows):
             self._share.set(cost.state_ms * self._last_rows / cost.step_ms(self._last_rows))
         if cost.saved_row_ms:
             self._break_even.set(cost.break_even_rows)
+
+    def _seconds_of(self, cost: StepModel, steps: float, rows: float) -> float:
+        """What the steps since the last report cost. It is linear: many cost what as many mean ones do."""
+        if not steps:
+            return 0.0
+        return steps * cost.step_ms(rows / steps, self._prefill_tokens / steps) / 1000

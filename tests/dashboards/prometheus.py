@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import yaml
 
-from deploy.setup_tools import found
+from deploy.setup_tools import TOOLS, found
 
 START_TIMEOUT_S = 30
 
@@ -138,6 +138,8 @@ def _running(command: list[str], log: Path, address: str) -> Iterator[Server]:
     # A proxy of the environment has no business between programs of one machine.
     environment = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     url = f"http://{address}"
+    # Where one that was unpacked there finds its files.
+    cwd = TOOLS if TOOLS.is_dir() else None
 
     def ready() -> bool:
         assert process.poll() is None, f"{command[0]} ended: {log.read_text()[-2000:]}"
@@ -147,7 +149,9 @@ def _running(command: list[str], log: Path, address: str) -> Iterator[Server]:
 
     with (
         log.open("w") as output,
-        subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment) as process,
+        subprocess.Popen(
+            command, cwd=cwd, stdout=output, stderr=subprocess.STDOUT, env=environment
+        ) as process,
     ):
         try:
             until(ready, START_TIMEOUT_S, f"{command[0]} at {address}")

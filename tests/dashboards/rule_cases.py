@@ -10,6 +10,7 @@ from service.metrics.spec import MetricSpec
 from service.metrics.steps import PREDICTED_STEP_SECONDS, STEP_SECONDS
 
 POOL = {"pool": "chat", "model": "demo"}
+REPLICA = POOL | {"replica": "a"}
 Series = dict[str, str]
 
 
@@ -214,7 +215,9 @@ CASES: dict[str, list[Case]] = {
         Case("all are there", "10m", everything_but()),
     ],
     "DeltaLogNeverMerges": [
-        Case("decodes without a merge", "25m", decoding("8x30", "5+0x30"), (Fires("critical", "8"),)),
+        Case(
+            "decodes without a merge", "25m", decoding("8x30", "5+0x30"), (Fires("critical", "8", REPLICA),)
+        ),
         Case("merges", "25m", decoding("8x30", "0+200x30")),
         Case(
             "two replicas, one idle",
@@ -222,6 +225,16 @@ CASES: dict[str, list[Case]] = {
             decoding("8x30", "0+200x30")
             | one(MERGES, "0x30", replica="b")
             | one(MERGE_INTERVAL, "8x30", replica="b"),
+        ),
+        Case(
+            "one of two decodes without a merge",
+            "25m",
+            decoding("8x30", "5+0x30")
+            | one(MERGES, "0+200x30", replica="b")
+            | one(MERGE_INTERVAL, "8x30", replica="b")
+            | one(GENERATED_TOKENS, "0+600x30", replica="b")
+            | one(TTFT, "0+6x30", "_count", "b"),
+            (Fires("critical", "8", REPLICA),),
         ),
         Case("idle", "25m", decoding("8x30", "5+0x30", "70+0x30", "7+0x30")),
         Case("answers of one token", "25m", decoding("8x30", "0x30", "0+600x30", "0+600x30")),
@@ -294,6 +307,7 @@ BREAKS = [
     ("DeltaLogMetricsAbsent", "absent(ray_deltalog_requests_total)", "absent(ray_deltalog_merges_total)"),
     ("DeltaLogNeverMerges", "unless", "and"),
     ("DeltaLogNeverMerges", ":max > 1", ":max > 0"),
+    ("DeltaLogNeverMerges", "sum by (pool, model, replica) (rate", "sum by (pool, model) (rate"),
     ("DeltaLogNeverMerges", "- sum by", "+ 0 * sum by"),
     ("DeltaLogStepSlowerThanWriteThrough", 'curve="write_through"', 'curve="configured"'),
     ("DeltaLogStepSlowerThanWriteThrough", "for: 15m", "for: 5m"),

@@ -176,6 +176,14 @@ class RunningService:
         """Process ids whose command line has `of` in it, of this service."""
         return sorted(pid for pid, name in descendants(self.folder).items() if of in name)
 
+    def engines(self) -> list[int]:
+        """Process ids of vLLM's engines: by the title that vLLM gives them or, untitled, as spawned.
+
+        setproctitle finds no place for a title once the first variable of the environment has been changed,
+        and Ray hands out its environments in no order: one engine in ten has none.
+        """
+        return self.processes("EngineCore") + self.processes("multiprocessing.spawn")
+
     def logs(self) -> str:
         """What the service's own processes have logged."""
         folder = Path(self.output().partition("log to ")[2].split("\n")[0].rstrip("."))

@@ -274,12 +274,13 @@ def test_a_replica_that_stands_still_for_5_seconds(faulty: RunningService, accou
         # Whatever becomes of the streams.
         threading.Timer(5, os.kill, (victim, signal.SIGCONT)).start()
 
-    streams = with_streams(faulty, 32, 100, stall)
+    # As many as both have places for: fewer may all be on one, where a report of the other came late.
+    streams = with_streams(faulty, CAPACITY, 100, stall)
     assert all(stream.done and stream.events == 100 for stream in streams), "late is not lost"
     took_s = [stream.ended_at_s - stream.first_at_s for stream in streams]
     assert max(took_s) >= 5
     assert min(took_s) < 5, "the other replica goes on"
-    accounts.close(ok=32)
+    accounts.close(ok=CAPACITY)
 
 
 def test_a_restart_under_load(faulty: RunningService, accounts: Accounts) -> None:

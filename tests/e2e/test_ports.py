@@ -21,7 +21,7 @@ LOOPBACK = {
     "ray::ServeReplica:deltalog:ingress": "the ingress, behind HAProxy",
     "ray::ProxyActor": "Serve's own proxy, which nothing asks",
     "ray::DashboardAgent": "Ray's agent",
-    "VLLM::EngineCore": "torch's process group",
+    "engine": "torch's process group",
 }
 ANYWHERE = {
     "ray::DashboardAgent": "metrics, and Ray's agent",
@@ -50,11 +50,11 @@ def listening(service: RunningService) -> dict[str, set[tuple[bool, int]]]:
                 family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
                 text = socket.inet_ntop(family, b"".join(words))
                 sockets[fields[9]] = (text.startswith("127.") or text == "::1", int(port, 16))
-    found = defaultdict(set)
+    found, engines = defaultdict(set), service.engines()
     for pid, command in descendants(service.folder).items():
         name = Path(command.split(" ")[0]).name if not command.startswith("ray::") else command
         # ray::SERVE_REPLICA::<application>#<deployment>#<id>:<class>.<method>
-        name = re.sub(r"^ray::SERVE_REPLICA::.*?:", "ray::", name)
+        name = "engine" if pid in engines else re.sub(r"^ray::SERVE_REPLICA::.*?:", "ray::", name)
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             target = descriptor.readlink().name if descriptor.is_symlink() else ""
             inode = target.removeprefix("socket:[").removesuffix("]")

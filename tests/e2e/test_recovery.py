@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import yaml
-from running_service import RunningService, descendants, until
+from running_service import RunningService, until
 
 from service.metrics.log import MERGE_INTERVAL, STATE_BYTES, WRITE_THROUGH_BYTES
 from service.metrics.requests import REQUESTS, RUNNING_REQUESTS
@@ -31,7 +31,7 @@ def test_an_engine_that_dies_is_replaced(service: RunningService) -> None:
         until(lambda: service.scrape().total(RUNNING_REQUESTS) == 2, 10, "both requests to run")
         events = (line.removeprefix("data: ") for line in stream.iter_lines() if line)
         first = next(events)
-        (engine,) = (pid for pid, name in descendants(service.folder).items() if "EngineCore" in name)
+        (engine,) = service.engines()
         os.kill(engine, signal.SIGKILL)
         *_, last = events
     assert "choices" in json.loads(first)
@@ -58,7 +58,7 @@ def test_an_engine_that_dies_is_replaced(service: RunningService) -> None:
 
 def stop_engine(service: RunningService) -> int:
     """The engine's process stands still, with all that it holds."""
-    (engine,) = service.processes("EngineCore")
+    (engine,) = service.engines()
     os.kill(engine, signal.SIGSTOP)
     return engine
 
@@ -77,7 +77,7 @@ def test_an_engine_that_stalls_for_5_seconds_loses_nothing(service: RunningServi
         answers = [one.result().json()["usage"]["completion_tokens"] for one in asked]
     assert answers == [1000] * 5
     assert time.monotonic() - started_at_s > 5
-    assert service.processes("EngineCore") == [engine]
+    assert service.engines() == [engine]
 
 
 def test_an_engine_that_stalls_for_longer_is_replaced(service: RunningService) -> None:
@@ -88,7 +88,7 @@ def test_an_engine_that_stalls_for_longer_is_replaced(service: RunningService) -
         stalled = stop_engine(service)
         *_, last = events
     assert json.loads(last)["error"]["code"] == "replica_lost"
-    until(lambda: stalled not in service.processes("EngineCore"), 30, "the stalled engine to be gone")
+    until(lambda: stalled not in service.engines(), 30, "the stalled engine to be gone")
     service.wait_ready()
     answer = service.post("completions", {"prompt": "x", "max_tokens": 3, "ignore_eos": True})
     assert answer.json()["usage"]["completion_tokens"] == 3
@@ -112,10 +112,10 @@ def test_deltalog_is_switched_off_in_place(service: RunningService) -> None:
     (pool,) = service.config["pools"]
     config = service.config | {"pools": [pool | {"merge_interval": 1}]}
     (service.folder / "service.yaml").write_text(yaml.safe_dump(config))
-    (engine,), said = service.processes("EngineCore"), service.output().count("The new configuration serves.")
+    (engine,), said = service.engines(), service.output().count("The new configuration serves.")
     service.process.send_signal(signal.SIGHUP)
     until(lambda: service.output().count("The new configuration serves.") > said, 120, "it to be rolled out")
-    assert engine not in service.processes("EngineCore")
+    assert engine not in service.engines()
     service.wait_ready()
     until(lambda: service.scrape().total(MERGE_INTERVAL) == 1, 30, "the merge interval")
     before = service.settled()

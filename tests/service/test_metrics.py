@@ -3,15 +3,18 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 from service.config import load_config
 from service.metrics import SPECS as ALL
 from service.metrics.log import BYTE_KINDS, DIRECTIONS, DeltaLogMetrics
 from service.metrics.requests import LatencyMetrics
+from service.metrics.scheduler import SchedulerMetrics
 from service.metrics.spec import MetricSpec
 from service.metrics.steps import StepMetrics
 from service.pools import PoolConfig, Slo, StepCost
@@ -105,7 +108,7 @@ def test_steps_by_mode_and_batch_and_what_their_cost_says(recorders: dict[str, R
     steps = StepMetrics(POOL.model_copy(update={"cost": cost}))
     for rows, prefill_tokens in ((1, 0), (3, 0), (4, 50), (0, 20), (1000, 0)):
         steps.step(rows, prefill_tokens, 0.02)
-    steps.publish()
+    steps.publish(None)
     counted = recorders["deltalog_steps_total"].series
     assert counted == {("decode", "1"): 1, ("decode", "4"): 1, ("mixed", "4"): 1, ("mixed", "1"): 1,
                        ("decode", "more"): 1}  # fmt: skip
@@ -119,12 +122,41 @@ def test_steps_by_mode_and_batch_and_what_their_cost_says(recorders: dict[str, R
     assert recorders["deltalog_break_even_rows"].series == {(): cost.model.break_even_rows}
 
 
+def test_the_error_of_a_cost_is_that_of_a_second_as_a_whole(recorders: dict[str, Recorder]) -> None:
+    """Steps too long and too short by as much are none; then the learned cost is the one that is judged."""
+    cost = StepCost(fixed_ms=10, row_ms=1, state_ms=1, prefill_token_ms=0, write_through_state_ms=2)
+    steps = StepMetrics(POOL.model_copy(update={"cost": cost}))
+    error = recorders["deltalog_model_error_seconds_total"].series
+    for seconds in (0.012, 0.016):
+        steps.step(2, 0, seconds)
+    steps.publish(replace(cost.model, fixed_ms=40))
+    assert sum(error.values()) == pytest.approx(0)
+    steps.step(2, 0, 0.014)
+    steps.publish(None)
+    assert error == {(): pytest.approx(0.030)}
+
+
+def test_what_the_scheduler_has(recorders: dict[str, Recorder]) -> None:
+    scheduler = SchedulerMetrics(POOL)
+    steps = IterationStats()
+    steps.num_preempted_reqs = 2
+    steps.prompt_token_stats.computed, steps.prompt_token_stats.cached_tokens = 30, 20
+    scheduler.step(SchedulerStats(num_waiting_reqs=3, num_skipped_waiting_reqs=1, kv_cache_usage=0.5), steps)
+    scheduler.step(None, IterationStats())
+    scheduler.publish()
+    scheduler.publish()
+    assert recorders["deltalog_prompt_tokens_total"].series == {("computed",): 30, ("cached",): 20}
+    assert recorders["deltalog_preemptions_total"].series == {(): 2}
+    assert recorders["deltalog_waiting_sequences"].series == {(): 4}
+    assert recorders["deltalog_cache_usage_ratio"].series == {(): 0.5}
+
+
 def test_what_takes_no_time_is_counted_all_the_same(recorders: dict[str, Recorder]) -> None:
     """An engine of the tests whose steps cost nothing, and two tokens at one moment."""
     free = StepCost(fixed_ms=0, row_ms=0, state_ms=0, prefill_token_ms=0, write_through_state_ms=0)
     steps = StepMetrics(POOL.model_copy(update={"cost": free}))
     steps.step(1, 0, 0.0)
-    steps.publish()
+    steps.publish(None)
     LatencyMetrics(POOL).finished(0.1, 0.1, 2)
     assert recorders["deltalog_steps_total"].series == {("decode", "1"): 1}
     assert recorders["deltalog_request_tpot_seconds"].samples == [0]
@@ -133,7 +165,7 @@ def test_what_takes_no_time_is_counted_all_the_same(recorders: dict[str, Recorde
 def test_without_a_cost_nothing_is_predicted(recorders: dict[str, Recorder]) -> None:
     steps = StepMetrics(POOL)
     steps.step(4, 0, 0.02)
-    steps.publish()
+    steps.publish(None)
     assert "deltalog_predicted_step_seconds_total" not in recorders
 
 
@@ -171,8 +203,10 @@ EMIT = """
 import time
 
 import ray
+from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 from service.metrics.requests import LatencyMetrics
+from service.metrics.scheduler import SchedulerMetrics
 from service.metrics.steps import StepMetrics
 from service.pools import PoolConfig, StepCost
 
@@ -180,17 +214,20 @@ from service.pools import PoolConfig, StepCost
 ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
 cost = StepCost(fixed_ms=10, row_ms=1, state_ms=1, prefill_token_ms=1, write_through_state_ms=2)
 pool = PoolConfig(name="alone", model="m", cost=cost)
-latencies, steps = LatencyMetrics(pool), StepMetrics(pool)
+latencies, steps, scheduler = LatencyMetrics(pool), StepMetrics(pool), SchedulerMetrics(pool)
+said, taken = SchedulerStats(), IterationStats()
 
 
 def emit():
     began_s = time.perf_counter()
     for _ in range(500):
         steps.step(4, 0, 0.014)
+        scheduler.step(said, taken)
         latencies.generated_tokens.inc(4)
         for _ in range(4):
             latencies.itl.observe(0.014)
-    steps.publish()
+    steps.publish(None)
+    scheduler.publish()
     return (time.perf_counter() - began_s) / 500
 
 
