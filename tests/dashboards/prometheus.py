@@ -2,11 +2,8 @@
 
 import math
 import os
-import random
-import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any
 
 import httpx
 import yaml
+from waiting import free_ports, until
 
 from deploy.setup_tools import TOOLS, found
 
@@ -26,15 +24,6 @@ def binary(name: str) -> str:
     if path is None:
         raise LookupError(f"expected {name} on the path or in .cache/tools; got none; run `make tools`")
     return path
-
-
-def until(condition: Callable[[], Any], timeout_s: float, what: str, period_s: float = 0.2) -> Any:
-    """Poll until `condition` is truthy and return its value; fail after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain for {what}"
-        time.sleep(period_s)
-    return value
 
 
 @dataclass(frozen=True)
@@ -93,7 +82,7 @@ def running_prometheus(
         receivers = [{"targets": [alertmanager.url.removeprefix("http://")]}]
         config["alerting"] = {"alertmanagers": [{"static_configs": receivers}]}
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     command = [
         binary("prometheus"),
         f"--config.file={folder / 'prometheus.yml'}",
@@ -121,7 +110,7 @@ def running_alertmanager(folder: Path, webhook_url: str) -> Iterator[Server]:
         "receivers": [{"name": "test", "webhook_configs": [{"url": webhook_url, "send_resolved": True}]}],
     }
     (folder / "alertmanager.yml").write_text(yaml.safe_dump(config))
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     command = [
         binary("prometheus-alertmanager"),
         f"--config.file={folder / 'alertmanager.yml'}",
@@ -162,11 +151,3 @@ def _running(command: list[str], log: Path, address: str) -> Iterator[Server]:
                 process.wait(timeout=20)
             except subprocess.TimeoutExpired:
                 process.kill()
-
-
-def _free_port() -> int:
-    """One outside the ranges from which Ray and the kernel take theirs."""
-    for port in random.sample(range(20_000, 32_000), 100):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise OSError("expected a free port from 20000 to 32000; got none; end what holds them")

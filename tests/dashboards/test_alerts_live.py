@@ -11,7 +11,8 @@ from typing import Any
 import prometheus_client
 import pytest
 from alerting import receiving
-from prometheus import running_alertmanager, running_prometheus, until
+from prometheus import running_alertmanager, running_prometheus
+from waiting import until
 
 from dashboards import rules
 from service.metrics import SPECS

@@ -2,18 +2,14 @@
 
 import json
 import re
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
-from pages import Page
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 import sample
+from pages import Page
 
 from dashboards import show
 from dashboards.observe import running_prometheus

@@ -1,13 +1,8 @@
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
-
-# The tests share helpers; importlib mode puts no folder of tests on the path.
-sys.path.insert(0, str(Path(__file__).parent))
-
 from running_service import RunningService, configuration, running
 
 

@@ -2,14 +2,11 @@
 
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from typing import Any
 import httpx
 import openai
 import yaml
+from waiting import free_ports, until
 
 from service.launch import METRICS_PERIOD_S
 from service.metrics.log import MERGES, STATE_BYTES
@@ -29,24 +27,6 @@ MAX_CONCURRENT_REQUESTS = 20
 STALL_TIMEOUT_S = 15.0
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 60
-
-
-def until(condition: Callable[[], Any], timeout_s: float, what: str, period_s: float = 0.2) -> Any:
-    """Poll until `condition` is truthy and return its value; fail after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain for {what}"
-        time.sleep(period_s)
-    return value
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports that nothing listens on, outside the ranges from which Ray and the kernel take theirs."""
-    free: list[int] = []
-    for port in random.sample(range(20_000, 32_000), 100):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            free.append(port)
-    return free[:number]
 
 
 def configuration(model: Path, **pool: Any) -> dict[str, Any]:

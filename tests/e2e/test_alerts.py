@@ -4,7 +4,6 @@ reach a real Alertmanager, and resolve once all is well again."""
 import asyncio
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,13 +12,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from load import Stream, all_ended, body, open_streams
-from running_service import ROOT, RunningService, running, simulated
-
-sys.path.insert(0, str(ROOT / "tests/dashboards"))
-
 from alerting import Inbox, receiving
+from load import Stream, all_ended, body, open_streams
 from prometheus import running_alertmanager, running_prometheus
+from running_service import RunningService, running, simulated
 
 from dashboards import rules
 

@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 import signal
-import sys
 import time
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -13,12 +12,10 @@ from statistics import median
 
 import pytest
 import yaml
-from running_service import ROOT, RunningService, free_ports, running, simulated, until
-
-sys.path.insert(0, str(ROOT / "tests/dashboards"))
-
 from pages import Page
 from prometheus import Server, running_prometheus
+from running_service import ROOT, RunningService, running, simulated
+from waiting import free_ports, until
 
 from dashboards import show
 from dashboards.boards import boards

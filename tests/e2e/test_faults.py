@@ -20,7 +20,8 @@ import httpx
 import pytest
 import yaml
 from load import Stream, all_ended, body, open_streams, reached
-from running_service import RunningService, running, simulated, until
+from running_service import RunningService, running, simulated
+from waiting import until
 
 from service.metrics.requests import OUTCOMES, REQUESTS, RUNNING_REQUESTS
 

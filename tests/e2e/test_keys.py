@@ -14,7 +14,8 @@ import openai
 import pytest
 import yaml
 from load import Stream, all_ended, body, open_streams, reached
-from running_service import RunningService, running, simulated, until
+from running_service import RunningService, running, simulated
+from waiting import until
 
 from service.keys import new_key
 from service.metrics.requests import RUNNING_REQUESTS

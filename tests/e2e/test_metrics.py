@@ -6,7 +6,8 @@ from typing import Any
 
 import openai
 import pytest
-from running_service import RunningService, until
+from running_service import RunningService
+from waiting import until
 
 from service.metrics import SPECS
 from service.metrics.log import LIVE_ENTRIES, MERGE_INTERVAL, MERGES, STATE_BYTES, WRITE_THROUGH_BYTES

@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 from load import Stream, all_ended, body, open_streams
-from running_service import RunningService, running, simulated, until
+from running_service import RunningService, running, simulated
+from waiting import until
 
 from service.metrics.requests import REQUESTS
 from service.metrics.routing import SPILLED, UNROUTED

@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 import yaml
-from running_service import RunningService, until
+from running_service import RunningService
+from waiting import until
 
 from service.metrics.log import MERGE_INTERVAL, STATE_BYTES, WRITE_THROUGH_BYTES
 from service.metrics.requests import REQUESTS, RUNNING_REQUESTS

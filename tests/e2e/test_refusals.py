@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from running_service import MAX_CONCURRENT_REQUESTS, RunningService, until
+from running_service import MAX_CONCURRENT_REQUESTS, RunningService
+from waiting import until
 
 LONG = "word " * 5000
 VLLM_ROUTES = [

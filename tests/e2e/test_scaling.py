@@ -9,7 +9,8 @@ from statistics import median
 
 import pytest
 from load import Stream, all_ended, body, open_streams, reached
-from running_service import running, simulated, until
+from running_service import running, simulated
+from waiting import until
 
 from service.metrics.routing import DESIRED_REPLICAS
 from service.sim.scenario import Scenario, SimPool, SloClass

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from running_service import MARK, ROOT, configuration, descendants, running, until
+from running_service import MARK, ROOT, configuration, descendants, running
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from waiting import until
 
 from service.config import ConfigError, parse_config
 from service.engine.vllm_engine import engine_args

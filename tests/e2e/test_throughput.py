@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from load import Stream, all_ended, body, open_streams
-from running_service import RunningService, running, simulated, until
+from running_service import RunningService, running, simulated
+from waiting import until
 
 STREAMS, TOKENS = 64, 4000
 LEAST_TOKENS_PER_S = 40_000

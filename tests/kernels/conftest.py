@@ -1,11 +1,6 @@
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-# The tests share helpers; importlib mode puts no folder of tests on the path.
-sys.path.insert(0, str(Path(__file__).parent))
 # The tensors are tiny: a second thread costs more than it brings.
 torch.set_num_threads(1)
 

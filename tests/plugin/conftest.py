@@ -1,13 +1,9 @@
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
-
-# The tests share helpers; importlib mode puts no folder of tests on the path.
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture
