@@ -17,6 +17,9 @@ ENOUGH = 20
 """Sequences or requests that are evidence."""
 ERROR_SHARE = 0.05
 LONG_QUEUE = 10
+REFUSED_SHARE = 0.2
+DOWN = 0.5
+"""Mean number of ready replicas below which there is none most of the time."""
 DRAINED = 0.9
 """A queue below this share of its recent mean is on its way down."""
 PREDICTION_ERROR = 0.2
@@ -60,7 +63,8 @@ def _burn(promise: str, long: str, short: str, factor: float, meaning: str, acti
         _pool(
             f"{PERCENT} of the sequences that finished in the last {long} missed the {promise.upper()} of "
             f"the SLO, and more than {share:.1%} of those of the last {short}. The objective allows "
-            f"{1 - OBJECTIVE:.0%}: at this pace the budget of 30 days lasts {30 * 24 / factor:.0f} hours."
+            f"{1 - OBJECTIVE:.0%}: at this pace the budget of 30 days lasts no longer than "
+            f"{30 * 24 / factor:.0f} hours."
         ),
         meaning,
         action,
@@ -91,6 +95,7 @@ def _burns() -> list[Alert]:
 
 def _service() -> list[Alert]:
     short, long = (rec.errors(window) for window in rec.ERROR_WINDOWS)
+    rejected_short, rejected_long = (rec.refusals(window) for window in rec.ERROR_WINDOWS)
     absent = " or ".join(
         f'label_replace(absent({spec.prom_name}), "metric", "{spec.prom_name}", "", "")'
         for spec in rec.ALWAYS_THERE
@@ -99,14 +104,15 @@ def _service() -> list[Alert]:
         Alert(
             "DeltaLogNoReadyReplica",
             "critical",
-            10 * MINUTE,
-            f"{rec.READY_REPLICAS} == 0",
-            _pool("no replica generates"),
+            5 * MINUTE,
+            f"avg_over_time({rec.READY_REPLICAS}[10m]) < {DOWN}",
+            _pool("no replica generates, or seldom one"),
             _pool(
-                "{{ $value }} replicas generate, as every ingress sees it. Requests spill, wait, or get 503."
+                '{{ $value | printf "%.1f" }} replicas have generated on average in the last 10 minutes, as '
+                "every ingress sees it. Requests spill, wait, or get 503."
             ),
-            "No engine of the pool answers its probe. A pool with one replica is like this for the time of "
-            "one start, which this outlasts unless its model is very large.",
+            "No engine of the pool answers its probe, or one that starts falls again. A pool with one "
+            "replica is like this for the time of one start, which this outlasts unless its model is large.",
             "Read the replicas' logs in Ray's session folder: an engine that does not start says why "
             "there. Look whether nodes with its accelerator are there and free (`ray status`). If the last "
             "change was a configuration, take it back and send SIGHUP.",
@@ -119,7 +125,7 @@ def _service() -> list[Alert]:
             f"{DRAINED} * avg_over_time({rec.QUEUE}[15m])",
             _pool("its queue does not drain"),
             _pool(
-                "at least {{ $value }} requests have waited for room for five minutes, and no fewer than "
+                "at least {{ $value }} requests have waited for room for five minutes, and hardly fewer than "
                 "before."
             ),
             "More requests come than the pools of the model end. Those that wait too long get 429.",
@@ -128,13 +134,29 @@ def _service() -> list[Alert]:
             "start. If one key brings the load, lower its limits in the keys file.",
         ),
         Alert(
+            "DeltaLogRefusals",
+            "warning",
+            5 * MINUTE,
+            f"{rejected_long} > {REFUSED_SHARE} and {rejected_short} > {REFUSED_SHARE} and "
+            f"{rec.ASKED} >= {ENOUGH}",
+            _pool(f"{PERCENT} of its requests find no room"),
+            _pool(
+                f"{PERCENT} of the requests of the last 30 minutes got 429 or 503 (bad ones and "
+                f"those whose client left not counted), more than {REFUSED_SHARE:.0%} of the last 5 minutes."
+            ),
+            "The pools of the model are full, hold requests back for the SLO's sake, or have no replica.",
+            "Look at the replicas, desired and ready, on the router board. If they are missing, see why they "
+            "do not start. If all are there and full, raise `replicas` or `max_replicas`. If they have "
+            "places free, the SLO is what refuses: compare predicted TPOT and TTFT with it.",
+        ),
+        Alert(
             "DeltaLogErrorRatio",
             "critical",
             2 * MINUTE,
             f"{long} > {ERROR_SHARE} and {short} > {ERROR_SHARE} and {rec.ANSWERABLE} >= {ENOUGH}",
-            _pool(f"{PERCENT} of its requests end as an error"),
+            _pool(f"{PERCENT} of the requests that it takes end as an error"),
             _pool(
-                f"{PERCENT} of the requests of the last 30 minutes got a 5xx other than 503, or a stream "
+                f"{PERCENT} of the requests that were accepted in the last 30 minutes got a 5xx, or a stream "
                 f"that broke; more than {ERROR_SHARE:.0%} did in the last 5 minutes too."
             ),
             "Requests fail by a fault of the service. Refusals for want of room (429, 503), bad requests "
@@ -182,12 +204,13 @@ def _log() -> list[Alert]:
             "DeltaLogNeverMerges",
             "critical",
             5 * MINUTE,
-            f"({rec.CYCLE} > 1 and {rec.DECODED_TOKENS} > {SILENT_CYCLES} * {rec.CYCLE}) unless "
-            f"{rec.MERGED} > 0",
+            # The first token of a sequence comes out of its prompt.
+            f"({rec.CYCLE} > 1 and {rec.TOKENS} > {SILENT_CYCLES} * {rec.CYCLE} and "
+            f"{rec.TOKENS} > ({rec.CYCLE} + 1) * {rec.BEGUN}) unless {rec.MERGED} > 0",
             _pool("its replica {{ $labels.replica }} decodes, and merges nothing"),
             _pool(
-                f"the merge interval is {{{{ $value }}}} steps, and in {rec.LOG_WINDOW} of decoding no "
-                "layer has merged its log."
+                f"the merge interval is {{{{ $value }}}} steps, its sequences are longer on average, and in "
+                f"the last {rec.LOG_WINDOW} no layer has merged its log."
             ),
             "A log that is never merged loses what it drops: the answers of this replica are wrong, or its "
             "counters are. Either way it does not do what it was configured for.",
@@ -216,7 +239,7 @@ def _log() -> list[Alert]:
             "warning",
             15 * MINUTE,
             f"({rec.PREDICTED_TO_OBSERVED} > {1 + PREDICTION_ERROR} or {rec.PREDICTED_TO_OBSERVED} < "
-            f"{1 - PREDICTION_ERROR}) and {rec.TPOT_SAMPLES} >= {ENOUGH}",
+            f"{1 - PREDICTION_ERROR}) and {rec.TPOT_SAMPLES} >= {ENOUGH} and {rec.PREDICTIONS} >= {ENOUGH}",
             _pool(f"TPOT is predicted at {PERCENT} of what is observed"),
             _pool(
                 f"over {rec.TPOT_WINDOW} the mean TPOT that the router predicted is {PERCENT} of the "

@@ -9,7 +9,7 @@ import promql_parser as promql
 from dashboards.boards.engine import RAY_LABELS, RAY_METRICS
 from dashboards.panels import TAG
 from dashboards.promql import EACH, HISTOGRAM_PARTS, WINDOW
-from service.metrics import SPECS, log, requests, routing, steps
+from service.metrics import SPECS, log, requests, routing, scheduler, steps
 
 Board = dict[str, Any]
 Rule = Callable[[Board], Iterator[str]]
@@ -19,7 +19,7 @@ REPEATED = {
     for spec in (
         *(routing.READY, routing.PACKED, routing.DESIRED_REPLICAS),
         *(requests.SLO_TPOT, requests.SLO_TTFT, log.MERGE_INTERVAL, steps.BREAK_EVEN),
-        steps.RECURRENT_SHARE,
+        *(steps.RECURRENT_SHARE, scheduler.CACHE_USAGE),
     )
 }
 """Gauges that every ingress or replica repeats: a sum would count them twice."""

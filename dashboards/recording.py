@@ -50,8 +50,13 @@ def sequences(window: str) -> str:
 
 
 def errors(window: str) -> str:
-    """Name of the share of requests that ended as an error, of those that were the service's to answer."""
+    """Name of the share of requests that ended as an error, of those that a replica accepted."""
     return recorded("deltalog_requests_error", f"ratio_rate{window}")
+
+
+def refusals(window: str) -> str:
+    """Name of the share of requests that found no room."""
+    return recorded("deltalog_requests_rejected", f"ratio_rate{window}")
 
 
 QUEUE = recorded(QUEUED.name, "sum")
@@ -63,10 +68,13 @@ OBSERVED_TPOT = recorded(TPOT.name, f"mean{TPOT_WINDOW}")
 EXPECTED_TPOT = recorded(PREDICTED_TPOT.name, f"mean{TPOT_WINDOW}")
 PREDICTED_TO_OBSERVED = recorded("deltalog_predicted_to_observed_tpot", f"ratio{TPOT_WINDOW}")
 TPOT_SAMPLES = recorded(TPOT.name, f"increase{TPOT_WINDOW}")
+PREDICTIONS = recorded(PREDICTED_TPOT.name, f"increase{TPOT_WINDOW}")
 CYCLE = f"pool_model_replica:{MERGE_INTERVAL.name}:max"
-DECODED_TOKENS = f"pool_model_replica:deltalog_decoded_tokens:increase{LOG_WINDOW}"
+BEGUN = f"pool_model_replica:deltalog_begun_sequences:increase{LOG_WINDOW}"
+TOKENS = f"pool_model_replica:deltalog_generated_tokens:increase{LOG_WINDOW}"
 MERGED = f"pool_model_replica:{MERGES.name.removesuffix('_total')}:rate{LOG_WINDOW}"
 ANSWERABLE = recorded("deltalog_requests_answerable", f"increase{ERROR_WINDOWS[-1]}")
+ASKED = recorded("deltalog_requests_asked", f"increase{ERROR_WINDOWS[-1]}")
 
 
 def slo() -> Rules:
@@ -86,15 +94,22 @@ def slo() -> Rules:
 
 def requests() -> Rules:
     """How requests end, how many wait, and what there is to serve them."""
-    answerable = '{outcome!~"client_error|aborted"}'
+    answerable, asked = '{outcome=~"ok|error"}', '{outcome!~"client_error|aborted"}'
     rules = {
         errors(window): promql.over(
             over(REQUESTS, window, '{outcome="error"}'), over(REQUESTS, window, answerable)
         )
         for window in ERROR_WINDOWS
     }
+    rules |= {
+        refusals(window): promql.over(
+            over(REQUESTS, window, '{outcome="rejected"}'), over(REQUESTS, window, asked)
+        )
+        for window in ERROR_WINDOWS
+    }
     return rules | {
         ANSWERABLE: over(REQUESTS, ERROR_WINDOWS[-1], answerable, "increase"),
+        ASKED: over(REQUESTS, ERROR_WINDOWS[-1], asked, "increase"),
         # Each ingress has a queue of its own, and sees all replicas.
         QUEUE: f"sum by ({POOL}) ({QUEUED.prom_name})",
         READY_REPLICAS: f"max by ({POOL}) ({READY.prom_name})",
@@ -106,8 +121,6 @@ def steps() -> Rules:
     """What a step and a token take, and what was expected of them."""
     seconds = over(STEP_SECONDS, STEP_WINDOW)
     write_through = over(PREDICTED_STEP_SECONDS, STEP_WINDOW, '{curve="write_through"}')
-    tokens = over(GENERATED_TOKENS, LOG_WINDOW, function="increase", by=REPLICA)
-    first_tokens = over(TTFT, LOG_WINDOW, "_count", "increase", REPLICA)
     return {
         STEP_TO_WRITE_THROUGH: promql.over(seconds, write_through),
         OBSERVED_TPOT: promql.over(over(TPOT_SUM, TPOT_WINDOW), over(TPOT, TPOT_WINDOW, "_count")),
@@ -116,8 +129,9 @@ def steps() -> Rules:
         ),
         PREDICTED_TO_OBSERVED: promql.over(EXPECTED_TPOT, OBSERVED_TPOT),
         TPOT_SAMPLES: over(TPOT, TPOT_WINDOW, "_count", "increase"),
-        # The first token of a sequence comes out of its prompt.
-        DECODED_TOKENS: f"{tokens} - {first_tokens}",
+        PREDICTIONS: over(PREDICTED_TPOT, TPOT_WINDOW, "_count", "increase"),
+        BEGUN: over(TTFT, LOG_WINDOW, "_count", "increase", REPLICA),
+        TOKENS: over(GENERATED_TOKENS, LOG_WINDOW, function="increase", by=REPLICA),
         MERGED: over(MERGES, LOG_WINDOW, by=REPLICA),
         CYCLE: f"max by ({REPLICA}) ({MERGE_INTERVAL.prom_name})",
         LONGEST_CYCLE: f"max by ({POOL}) ({MERGE_INTERVAL.prom_name})",

@@ -87,8 +87,9 @@ def document() -> str:
     head = f"""# Alerts
 
 Generated from `dashboards/alerts.py`. The rules are in `dashboards/generated/rules.yaml`, for `rule_files` of
-Prometheus. The objective is that {OBJECTIVE:.0%} of the sequences keep their pool's SLO. Alerts have the
-labels `pool`, `model` and `severity`: `critical` is for somebody to get up, `warning` for the working day.
+Prometheus. The objective is that {OBJECTIVE:.0%} of the sequences keep their pool's SLO. The labels `pool`,
+`model`, `replica` and `metric` say what an alert is about, `severity` how bad it is: `critical` is for
+somebody to get up, `warning` for the working day.
 """
     return "\n".join([head, *map(_section, ALERTS)])
 

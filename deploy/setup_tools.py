@@ -6,9 +6,11 @@ library only. A second run does nothing.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 TOOLS = Path(__file__).resolve().parent.parent / ".cache" / "tools"
@@ -25,20 +27,33 @@ def main() -> None:
         sys.exit(
             f"expected {', '.join(PROGRAMS)} on the path, or Debian's apt-get; got neither; install them"
         )
-    lists, archives = TOOLS / "lists" / "partial", TOOLS / "archives" / "partial"
-    for folder in (lists, archives):
-        folder.mkdir(parents=True, exist_ok=True)
+    # Moved to its place when all is done, so that nothing that was interrupted is found there.
+    TOOLS.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=TOOLS.parent) as folder:
+        _unpack(Path(folder))
+        shutil.rmtree(TOOLS, ignore_errors=True)
+        os.rename(Path(folder) / "root", TOOLS)
+
+
+def _unpack(folder: Path) -> None:
+    """The packages' files, into the folder "root" of this one."""
+    root, lists, archives = (folder / name for name in ("root", "lists", "archives"))
+    for each in (root, lists / "partial", archives / "partial"):
+        each.mkdir(parents=True)
     apt = [
         "apt-get",
         "-qq",
-        f"-oDir::State::Lists={lists.parent}",
-        f"-oDir::Cache::Archives={archives.parent}",
+        "-oAPT::Sandbox::User=root",
+        f"-oDir::State::Lists={lists}",
+        f"-oDir::Cache::Archives={archives}",
     ]
-    run([*apt, "update"])
-    run([*apt, "download", *PACKAGES])
-    for package in TOOLS.glob("*.deb"):
-        run(["dpkg", "-x", str(package), str(TOOLS)])
-    _relocate(BIN / "prometheus-alertmanager", b"/usr/share/prometheus/alertmanager")
+    run([*apt, "update"], folder)
+    run([*apt, "download", *PACKAGES], folder)
+    for package in folder.glob("*.deb"):
+        run(["dpkg", "-x", str(package), str(root)], folder)
+    _relocate(
+        root / BIN.relative_to(TOOLS) / "prometheus-alertmanager", b"/usr/share/prometheus/alertmanager"
+    )
 
 
 def _relocate(program: Path, folder: bytes) -> None:
@@ -55,9 +70,9 @@ def found(program: str) -> str | None:
     return shutil.which(program) or shutil.which(program, path=str(BIN))
 
 
-def run(command: list[str]) -> None:
-    """Run it in TOOLS, or exit."""
-    if subprocess.run(command, cwd=TOOLS).returncode != 0:
+def run(command: list[str], folder: Path) -> None:
+    """Run it there, or exit."""
+    if subprocess.run(command, cwd=folder).returncode != 0:
         sys.exit(
             f"{' '.join(command[:1])} failed; install {' and '.join(PACKAGES)} yourself, then run this again"
         )

@@ -33,6 +33,10 @@ _ADVICE_412 = {
 }
 
 
+UNCERTAIN = (408, 425, 499)
+"""What a proxy says where Grafana may have gone on."""
+
+
 class PushError(Exception):
     """Why a push stopped: what was expected, what came, what to do."""
 
@@ -44,7 +48,7 @@ class PushError(Exception):
     @property
     def refused(self) -> bool:
         """Whether Grafana said no, so that this request changed nothing; else it may have."""
-        return 400 <= self.status < 500
+        return 400 <= self.status < 500 and self.status not in UNCERTAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,11 @@ def attempt(what: str) -> Iterator[None]:
             f"Grafana says: {said}",
             status=error.status_code,
         ) from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise PushError(
+            f"{what}: expected an answer as Grafana's API gives it, got another ({error!r}); does --url lead "
+            "to Grafana itself, and not to a proxy or a login page?"
+        ) from error
     except RequestException as error:
         raise PushError(
             f"{what}: expected an answer of Grafana's API, got none: {error}; "
@@ -125,8 +134,8 @@ def connect(settings: Settings) -> Connection:
     with attempt("checking the token"):
         org_id = api.organization.get_current_organization()["id"]
     with attempt("listing datasources"):
-        datasources = api.datasource.list_datasources()
-    return Connection(api, version, org_id, choose_datasource(datasources, settings.datasource))
+        datasource = choose_datasource(api.datasource.list_datasources(), settings.datasource)
+    return Connection(api, version, org_id, datasource)
 
 
 def _check_version(api: GrafanaApi, url: str) -> str:

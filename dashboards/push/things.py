@@ -18,7 +18,7 @@ class Thing(ABC):
         self.api = connection.api
         self.label = label
         self.uid = uid
-        self.before: State | None = self.read()
+        self.before = self.current()
         self.after: State = {}
         self.touched = False
         """Whether this push has, or may have, changed it."""
@@ -34,11 +34,22 @@ class Thing(ABC):
         except PushError as error:
             self.touched = self.many_requests or not error.refused
             raise
+        # A proxy that redirects, or asks for a password, answers a write with success too.
+        if self.current() != self.after:
+            raise PushError(
+                f"{self.label}: expected it to be as written, got it otherwise; does --url lead to Grafana "
+                "itself, by the scheme and path that it is served under?"
+            )
 
     @property
     def changed(self) -> bool:
         """Whether there is anything to write."""
         return self.before != self.after
+
+    def current(self) -> State | None:
+        """What `read` gives. Raises PushError for whatever is no answer of Grafana's."""
+        with attempt(f"reading {self.label}"):
+            return self.read()
 
     @abstractmethod
     def read(self) -> State | None:
@@ -58,7 +69,7 @@ class Thing(ABC):
 
     def restore(self) -> None:
         """Make it as `before`, unless somebody else has changed it since."""
-        now = self.read()
+        now = self.current()
         if now == self.before:
             return
         if now is not None and not self.is_ours(now):

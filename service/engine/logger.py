@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.metrics.stats import IterationStats
 
 from service.metrics.requests import LatencyMetrics
 from service.metrics.scheduler import SchedulerMetrics
@@ -45,8 +46,11 @@ class EngineLogger(StatLoggerBase):
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
         if iteration_stats is None:
-            return
-        self._step(scheduler_stats, iteration_stats)
+            # No step: the last requests were aborted, and vLLM says that none is left.
+            iteration_stats = IterationStats()
+            self._stepped_at_s = self._stepped_at_s if _busy(scheduler_stats) else None
+        else:
+            self._step(scheduler_stats, iteration_stats)
         if self.metrics is None or self._scheduler is None:
             return
         self._scheduler.step(scheduler_stats, iteration_stats)
@@ -64,13 +68,15 @@ class EngineLogger(StatLoggerBase):
     def _step(self, scheduler_stats: Any, iteration_stats: Any) -> None:
         """A step and the time since the one before, where the engine had work all along."""
         now_s, last_s = time.monotonic(), self._stepped_at_s
-        busy = (
-            scheduler_stats is None or scheduler_stats.num_running_reqs + scheduler_stats.num_waiting_reqs > 0
-        )
-        self._stepped_at_s = now_s if busy else None
+        self._stepped_at_s = now_s if _busy(scheduler_stats) else None
         prefill = iteration_stats.prompt_token_stats.computed
         self.prefill_per_step += (prefill - self.prefill_per_step) / PREFILL_WINDOW
         if last_s is not None and self._steps is not None:
             rows, seconds = iteration_stats.num_generation_tokens, now_s - last_s
             self.calibration.step(rows, prefill, 1000 * seconds)
             self._steps.step(rows, prefill, seconds)
+
+
+def _busy(scheduler_stats: Any) -> bool:
+    """Whether a step follows at once."""
+    return scheduler_stats is None or scheduler_stats.num_running_reqs + scheduler_stats.num_waiting_reqs > 0

@@ -97,7 +97,7 @@ class StepMetrics:
         taken[0] += 1
         taken[1] += rows
         taken[2] += seconds
-        self._last_rows = rows
+        self._last_rows = rows or self._last_rows
         self._prefill_tokens += prefill_tokens
 
     def publish(self, learned: StepModel | None) -> None:

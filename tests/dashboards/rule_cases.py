@@ -141,8 +141,12 @@ CASES: dict[str, list[Case]] = {
     "DeltaLogTpotBurnRate": burn("tpot"),
     "DeltaLogTtftBurnRate": burn("ttft"),
     "DeltaLogNoReadyReplica": [
-        Case("none", "18m", one(READY, "1x3 0x20"), (Fires("critical", "0"),)),
-        Case("none from the start", "18m", one(READY, "0x20"), (Fires("critical", "0"),)),
+        Case("none", "18m", one(READY, "1x3 0x20"), (Fires("critical", "0.0"),)),
+        Case(
+            "one that falls again and again", "40m", one(READY, "0x8 1x0 " * 5), (Fires("critical", "0.1"),)
+        ),
+        Case("one that is away now and then", "40m", one(READY, "1x4 0x2 " * 8)),
+        Case("none from the start", "18m", one(READY, "0x20"), (Fires("critical", "0.0"),)),
         Case("the only one restarts", "10m", one(READY, "1x3 0x8 1x20")),
         Case(
             "one ingress sees none, another one", "18m", one(READY, "0x20") | one(READY, "1x20", replica="b")
@@ -159,16 +163,41 @@ CASES: dict[str, list[Case]] = {
         Case("stays full", "40m", one(QUEUED, "64x40"), (Fires("warning", "64"),)),
         Case("drains", "25m", one(QUEUED, "200x10 180-8x20")),
         Case("a burst", "20m", one(QUEUED, "0x12 90x3 0x30")),
-        Case("a few wait", "30m", one(QUEUED, "3x40")),
+        Case("a few wait", "30m", one(QUEUED, "8x40")),
+        Case("a dozen wait", "30m", one(QUEUED, "12x40"), (Fires("warning", "12"),)),
         Case("none waits", "30m", one(QUEUED, "0x40")),
+    ],
+    "DeltaLogRefusals": [
+        Case(
+            "nine of ten", "30m", outcomes("0x40", ok="0+1x40", rejected="0+9x40"), (Fires("warning", "90%"),)
+        ),
+        Case("one of ten", "30m", outcomes("0x40", ok="0+9x40", rejected="0+1x40")),
+        Case(
+            "others err and leave",
+            "30m",
+            outcomes("0x40", ok="0+3x40", rejected="0+1x40", client_error="0+30x40", aborted="0+30x40"),
+            (Fires("warning", "25%"),),
+        ),
+        Case("it is over", "30m", outcomes("0x40", ok="0+1x40", rejected="0+9x22 198x18")),
+        Case("it has just begun", "31m", outcomes("0x40", ok="0+9x40", rejected="0x24 9+9x15")),
+        Case("few requests", "30m", outcomes("0x40", ok="0x40", rejected="0x20 1x2 2x2 3x2 4x2 5x20")),
+        Case("no request", "30m", outcomes("0x40", ok="9x40", rejected="90x40")),
     ],
     "DeltaLogErrorRatio": [
         Case(
             "a tenth fails",
             "30m",
-            outcomes("0+1x40", ok="0+8x40", rejected="0+1x40"),
+            outcomes("0+1x40", ok="0+9x40"),
             (Fires("critical", "10%"),),
         ),
+        Case(
+            "most are refused, and those that are not fail",
+            "30m",
+            outcomes("0+2x40", ok="0x40", rejected="0+48x40"),
+            (Fires("critical", "100%"),),
+        ),
+        Case("7 % fail", "30m", outcomes("0+7x40", ok="0+93x40"), (Fires("critical", "7%"),)),
+        Case("4 % fail", "30m", outcomes("0+4x40", ok="0+96x40")),
         Case("all fail", "40m", outcomes("0+5x40", ok="100+0x40"), (Fires("critical", "100%"),)),
         Case(
             "others' requests hide nothing",
@@ -191,6 +220,11 @@ CASES: dict[str, list[Case]] = {
     "DeltaLogScaleStuck": [
         Case("no node for a second one", "40m", scaling("1x5 2x60", "1x60"), (Fires("warning", "1"),)),
         Case("one that does not end", "40m", scaling("2x5 1x60", "2x60"), (Fires("warning", "2"),)),
+        Case(
+            "as wanted, as two ingresses see it",
+            "40m",
+            scaling("2x60", "2x60") | one(READY, "2x60", replica="b"),
+        ),
         Case("a start of ten minutes", "40m", scaling("1x5 2x60", "1x15 2x60")),
         Case(
             "always one behind",
@@ -237,6 +271,7 @@ CASES: dict[str, list[Case]] = {
             (Fires("critical", "8", REPLICA),),
         ),
         Case("idle", "25m", decoding("8x30", "5+0x30", "70+0x30", "7+0x30")),
+        Case("answers shorter than a cycle", "25m", decoding("32x30", "0x30", "0+480x30", "0+60x30")),
         Case("answers of one token", "25m", decoding("8x30", "0x30", "0+600x30", "0+600x30")),
         Case("write-through", "25m", decoding("1x30", "0x30")),
         Case(
@@ -257,6 +292,11 @@ CASES: dict[str, list[Case]] = {
         Case("too high", "50m", predicting("0+0.25x60", "0+0.2x60"), (Fires("warning", "125%"),)),
         Case("a tenth off", "50m", predicting("0+0.22x60", "0+0.2x60")),
         Case("few samples", "50m", predicting("0+0.1x60", "0+0.2x60", "0+0.5x60")),
+        Case(
+            "few predictions",
+            "50m",
+            predicting("0+0.01x60", "0+0.2x60") | one(PREDICTED_TPOT, "0+0.1x60", "_count"),
+        ),
         Case("idle", "50m", predicting("1+0x60", "2+0x60", "50+0x60")),
         Case("no prediction", "50m", predicting("0x60", "0+0.2x60") | one(PREDICTED_TPOT, "0x60", "_count")),
         Case(
@@ -272,6 +312,7 @@ CASES: dict[str, list[Case]] = {
             one(ASIDE, "1x20") | one(ASIDE, "1x20", replica="b"),
             (Fires("warning", "2"),),
         ),
+        Case("one stands aside", "10m", one(ASIDE, "1x20"), (Fires("warning", "1"),)),
         Case("none stands aside", "10m", one(ASIDE, "0x20")),
     ],
 }
@@ -289,8 +330,15 @@ BREAKS = [
         "max by (pool, model) (ray_deltalog_ready",
         "min by (pool, model) (ray_deltalog_ready",
     ),
-    ("DeltaLogNoReadyReplica", "for: 10m", "for: 1m"),
-    ("DeltaLogNoReadyReplica", "== 0", "< 0"),
+    ("DeltaLogNoReadyReplica", "for: 5m", "for: 1m"),
+    ("DeltaLogNoReadyReplica", "max[10m]) < 0.5", "max[10m]) < 0"),
+    ("DeltaLogNoReadyReplica", "max[10m]) < 0.5", "max[10m]) < 0.9"),
+    ("DeltaLogNoReadyReplica", "avg_over_time", "max_over_time"),
+    ("DeltaLogRefusals", "ratio_rate30m > 0.2", "ratio_rate30m > 0.3"),
+    ("DeltaLogRefusals", "ratio_rate5m > 0.2", "ratio_rate5m >= 0"),
+    ("DeltaLogRefusals", "ratio_rate30m > 0.2", "ratio_rate5m > 0.2"),
+    ("DeltaLogRefusals", "increase30m >= 20", "increase30m >= 0"),
+    ("DeltaLogRefusals", '{outcome!~"client_error|aborted"}', ""),
     ("DeltaLogQueueGrowing", ">= 0.9 *", ">= 0 *"),
     (
         "DeltaLogQueueGrowing",
@@ -299,7 +347,23 @@ BREAKS = [
     ),
     ("DeltaLogQueueGrowing", "min_over_time", "max_over_time"),
     ("DeltaLogErrorRatio", '{outcome="error"}', '{outcome!="ok"}'),
-    ("DeltaLogErrorRatio", '{outcome!~"client_error|aborted"}', ""),
+    ("DeltaLogErrorRatio", '{outcome=~"ok|error"}', ""),
+    ("DeltaLogErrorRatio", '{outcome=~"ok|error"}', '{outcome!~"client_error|aborted"}'),
+    ("DeltaLogErrorRatio", "ratio_rate30m > 0.05", "ratio_rate30m > 0.09"),
+    ("DeltaLogQueueGrowing", ">= 10", ">= 4"),
+    ("DeltaLogQueueGrowing", ">= 10", ">= 60"),
+    (
+        "DeltaLogScaleStuck",
+        "max by (pool, model) (ray_deltalog_ready",
+        "sum by (pool, model) (ray_deltalog_ready",
+    ),
+    ("DeltaLogNeverMerges", "(pool_model_replica:deltalog_merge_interval:max + 1) *", "0 *"),
+    (
+        "DeltaLogPredictionOff",
+        "predicted_tpot_seconds:increase30m >= 20",
+        "predicted_tpot_seconds:increase30m >= 0",
+    ),
+    ("DeltaLogDecodesAsStock", "aside_replicas) > 0", "aside_replicas) > 1"),
     ("DeltaLogErrorRatio", "ratio_rate30m > 0.05 and", "ratio_rate5m > 0.05 and"),
     ("DeltaLogErrorRatio", "increase30m >= 20", "increase30m >= 0"),
     ("DeltaLogScaleStuck", "!=", ">"),
@@ -308,7 +372,6 @@ BREAKS = [
     ("DeltaLogNeverMerges", "unless", "and"),
     ("DeltaLogNeverMerges", ":max > 1", ":max > 0"),
     ("DeltaLogNeverMerges", "sum by (pool, model, replica) (rate", "sum by (pool, model) (rate"),
-    ("DeltaLogNeverMerges", "- sum by", "+ 0 * sum by"),
     ("DeltaLogStepSlowerThanWriteThrough", 'curve="write_through"', 'curve="configured"'),
     ("DeltaLogStepSlowerThanWriteThrough", "for: 15m", "for: 5m"),
     ("DeltaLogStepSlowerThanWriteThrough", "merge_interval:max > 1", "merge_interval:max > 0"),

@@ -66,6 +66,17 @@ def nth_write(number: int, answer: Callable[[], Answer | None]) -> Callable[[str
     return before
 
 
+def nth_read(number: int, answer: Answer) -> Callable[[str, str], Answer | None]:
+    """For `before`: `answer` to the number-th read from now on, counted from 1."""
+    left = [number]
+
+    def before(method: str, path: str) -> Answer | None:
+        left[0] -= method == "GET"
+        return answer if method == "GET" and left[0] == 0 else None
+
+    return before
+
+
 def test_a_first_push_writes_everything_and_a_second_nothing(push: Pusher, fake: FakeGrafana) -> None:
     push.done()
 
@@ -418,3 +429,44 @@ def test_what_is_shipped_is_pushed_once_and_read_back(fake: FakeGrafana, grafana
         assert [panel["title"] for panel in summary["panels"]] == drawn
     alerts = [rule["expr"] for group in groups for rule in group["rules"] if "alert" in rule]
     assert sorted(rule["data"][0]["model"]["expr"] for rule in rules) == sorted(alerts)
+
+
+def all_reads(push: Pusher, fake: FakeGrafana) -> int:
+    seen: list[str] = []
+    fake.before = lambda method, path: seen.append(path) if method == "GET" else None
+    push.done()
+    return len(seen)
+
+
+@pytest.mark.parametrize("answer", [OUTAGE, (429, {"message": "slow down"}), (200, "a login page")], ids=str)
+def test_a_read_that_fails_is_an_error_in_a_sentence(push: Pusher, fake: FakeGrafana, answer: Answer) -> None:
+    push.done()
+    for number in range(1, all_reads(push, fake) + 1):
+        fake.before = nth_read(number, answer)
+        push.refused()
+    fake.before = nth_write(1, lambda: None)
+    assert "nothing to do" in push.done()
+
+
+@pytest.mark.parametrize("answer", [{}, None], ids=str)
+def test_a_read_that_says_nothing_does_no_harm(push: Pusher, fake: FakeGrafana, answer: Any) -> None:
+    """It may look like a thing that is not there; then it is written again."""
+    push.done()
+    for number in range(1, all_reads(push, fake) + 1):
+        fake.before = nth_read(number, (200, answer))
+        result = push()
+        assert result.returncode == 0 or result.stderr.startswith("error: ")
+    fake.before = nth_write(1, lambda: None)
+    assert "nothing to do" in push.done()
+
+
+# The last two: the second group, which its one rule has made already, and the annotation.
+@pytest.mark.parametrize("number", range(1, WRITES - 1))
+@pytest.mark.parametrize("answer", ["a login page", None], ids=str)
+def test_a_write_that_somebody_else_answers_is_no_success(
+    push: Pusher, fake: FakeGrafana, number: int, answer: str | None
+) -> None:
+    fake.before = nth_write(number, lambda: (200, answer))
+    assert "as it was before this push" in push.refused()
+    fake.before = nth_write(1, lambda: None)
+    push.done()

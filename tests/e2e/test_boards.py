@@ -29,7 +29,8 @@ from service.launch import METRICS_PERIOD_S
 from service.metrics import SPECS
 from service.metrics.requests import GENERATED_TOKENS, REQUESTS, TPOT
 from service.metrics.routing import READY
-from service.metrics.steps import BREAK_EVEN
+from service.metrics.scheduler import CACHE_USAGE, PROMPT_TOKENS, WAITING
+from service.metrics.steps import BREAK_EVEN, MODEL_ERROR, STEP_SECONDS
 
 LOAD_S = 45.0
 UNITS = {
@@ -145,6 +146,15 @@ def test_tpot_on_the_board_is_the_clients(observed) -> None:
     theirs = median(load.tpots_s)
     near = {bisect_left(TPOT.buckets, theirs * factor) for factor in (0.95, 1, 1.05)}
     assert bisect_left(TPOT.buckets, p50) in near
+
+
+def test_what_the_scheduler_had_is_on_the_board(observed) -> None:
+    _, prometheus, load = observed
+    assert prometheus.value(f"sum({PROMPT_TOKENS.prom_name})") >= len(load.tpots_s)
+    assert 0 < prometheus.value(f"max(max_over_time({CACHE_USAGE.prom_name}[{LOAD_S:.0f}s]))") < 1
+    assert prometheus.value(f"max({WAITING.prom_name})") == 0
+    off = prometheus.value(f"sum({MODEL_ERROR.prom_name}) / sum({STEP_SECONDS.prom_name})")
+    assert 0 < off < 0.5
 
 
 def test_a_restarted_replica_neither_doubles_nor_splits_a_series(tmp_path: Path) -> None:

@@ -65,7 +65,40 @@ KIMI = {
 }
 
 
-KINDS = {"qwen": "Qwen3NextForCausalLM", "kimi": "KimiLinearForCausalLM"}
+# Text only, as a checkpoint of Qwen3.6-35B-A3B is served without its vision tower.
+QWEN35 = {
+    "architectures": ["Qwen3_5MoeForCausalLM"],
+    "model_type": "qwen3_5_moe_text",
+    "vocab_size": 1024,
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "num_experts": 4,
+    "num_experts_per_tok": 4,
+    "full_attention_interval": 4,
+    "mamba_ssm_dtype": "float32",
+    "attn_output_gate": True,
+    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 0.25},
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+
+CONFIGURATIONS = {"qwen3_5": QWEN35, "kimi": KIMI}
+KINDS = {"qwen": "Qwen3NextForCausalLM"} | {
+    kind: config["architectures"][0] for kind, config in CONFIGURATIONS.items()
+}
 
 
 def verified_kinds() -> list[str]:
@@ -77,9 +110,9 @@ def verified_kinds() -> list[str]:
 
 @pytest.fixture(scope="session", params=verified_kinds())
 def engine_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model, and on a GPU also a Kimi-Linear of its size (vLLM's CPU backend has no KDA)."""
+    """The demo model, and on a GPU also others of its size, once they are verified there."""
     if request.param == "qwen":
         return request.getfixturevalue("demo_model")
-    folder = tmp_path_factory.mktemp("kimi")
-    (folder / "config.json").write_text(json.dumps(KIMI))
+    folder = tmp_path_factory.mktemp(request.param)
+    (folder / "config.json").write_text(json.dumps(CONFIGURATIONS[request.param]))
     return folder

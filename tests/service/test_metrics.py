@@ -11,6 +11,7 @@ import pytest
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 from service.config import load_config
+from service.engine.logger import EngineLogger
 from service.metrics import SPECS as ALL
 from service.metrics.log import BYTE_KINDS, DIRECTIONS, DeltaLogMetrics
 from service.metrics.requests import LatencyMetrics
@@ -149,6 +150,32 @@ def test_what_the_scheduler_has(recorders: dict[str, Recorder]) -> None:
     assert recorders["deltalog_preemptions_total"].series == {(): 2}
     assert recorders["deltalog_waiting_sequences"].series == {(): 4}
     assert recorders["deltalog_cache_usage_ratio"].series == {(): 0.5}
+
+
+def test_idle_time_is_no_step(recorders: dict[str, Recorder], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last request is aborted, ten seconds later another comes: vLLM gives no statistics of the abort."""
+    now_s = [0.0]
+    monkeypatch.setattr("service.engine.logger.time.monotonic", lambda: now_s[0])
+    logger = EngineLogger(POOL)
+    logger.start_metrics()
+    running, none = SchedulerStats(num_running_reqs=1, num_waiting_reqs=2), SchedulerStats()
+    steps = [
+        (0, running, True),
+        (0.5, running, True),
+        (0.6, none, False),
+        (10, running, True),
+        (10.5, running, True),
+    ]
+    for at_s, scheduler, taken in steps:
+        now_s[0] = at_s
+        logger.record(scheduler, IterationStats() if taken else None)
+        if not taken:
+            logger.publish(0)
+            assert recorders["deltalog_waiting_sequences"].series == {(): 0}
+    logger.publish(1)
+    assert recorders["deltalog_steps_total"].series == {("decode", "1"): 2}
+    assert recorders["deltalog_step_seconds_total"].series == {("decode", "1"): 1.0}
+    assert recorders["deltalog_waiting_sequences"].series == {(): 2}
 
 
 def test_what_takes_no_time_is_counted_all_the_same(recorders: dict[str, Recorder]) -> None:
