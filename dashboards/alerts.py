@@ -75,7 +75,7 @@ def _burns() -> list[Alert]:
     tpot = (
         "Tokens come more slowly than promised, to so many sequences that it is no accident. Either steps "
         "take longer than the router believes, or it has to place more rows than the pool can carry.",
-        "Look at the decode batch and at predicted against observed TPOT on the router board. If the "
+        "Look at the decode batch (Log board) and at predicted against observed TPOT (router board). If the "
         "prediction is right and the batch is large, add replicas or raise `max_replicas`. If steps are "
         "longer than predicted, look for another process on the accelerator, and whether the log merges.",
     )
@@ -114,8 +114,8 @@ def _service() -> list[Alert]:
             "No engine of the pool answers its probe, or one that starts falls again. A pool with one "
             "replica is like this for the time of one start, which this outlasts unless its model is large.",
             "Read the replicas' logs in Ray's session folder: an engine that does not start says why "
-            "there. Look whether nodes with its accelerator are there and free (`ray status`). If the last "
-            "change was a configuration, take it back and send SIGHUP.",
+            "there. See on the engine board whether nodes with its accelerator are there and free. If the "
+            "last change was a configuration, take it back and send SIGHUP.",
         ),
         Alert(
             "DeltaLogQueueGrowing",
@@ -129,8 +129,8 @@ def _service() -> list[Alert]:
                 "before."
             ),
             "More requests come than the pools of the model end. Those that wait too long get 429.",
-            "Look at the replicas, desired and ready, and at the decode batch on the router board. Where "
-            "the pool is at `max_replicas`, raise it; where replicas are missing, see why they do not "
+            "Look at the replicas, desired and ready (router board), and at the decode batch (Log board). "
+            "Where the pool is at `max_replicas`, raise it; where replicas are missing, see why they do not "
             "start. If one key brings the load, lower its limits in the keys file.",
         ),
         Alert(
@@ -177,7 +177,7 @@ def _service() -> list[Alert]:
             ),
             "The autoscaler has decided and nothing follows. Replicas cannot start, or cannot end because "
             "requests hold them.",
-            "For too few: look for free nodes with the pool's accelerator and labels (`ray status`), and "
+            "For too few: look for free nodes with the pool's accelerator and labels (engine board), and "
             "for a replica that fails at its start. For too many: look for streams that run for hours, and "
             "at `drain_timeout_s`. In a pool with `advisory` you are the one who scales: set `replicas`.",
         ),

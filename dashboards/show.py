@@ -123,6 +123,6 @@ def photograph(url: str, height: int, image: Path, scratch: Path) -> tuple[str, 
         )
     # A board has few colours: a palette of them is a third of the bytes, and what is committed stays small.
     with Image.open(image) as full:
-        few = full.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        few = full.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     few.save(image, optimize=True)
     return done.stdout, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]

@@ -168,7 +168,7 @@ def build() -> dict[str, Any]:
         line_panel(
             "Ray's actors",
             "Actors of the cluster by what Ray says of them: replicas, ingresses and Serve's own. If one is "
-            "restarting or pending for long, a node or its memory is missing: see `ray status`.",
+            "restarting or pending for long, a node or its memory is missing: see the nodes above.",
             "none",
             Query(f'sum by (State) ({RAY_METRICS["actors"]}{{Source="gcs"}})', "{{State}}"),
         ),
