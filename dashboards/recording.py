@@ -95,19 +95,13 @@ def slo() -> Rules:
 def requests() -> Rules:
     """How requests end, how many wait, and what there is to serve them."""
     answerable, asked = '{outcome=~"ok|error"}', '{outcome!~"client_error|aborted"}'
-    rules = {
-        errors(window): promql.over(
-            over(REQUESTS, window, '{outcome="error"}'), over(REQUESTS, window, answerable)
-        )
-        for window in ERROR_WINDOWS
-    }
-    rules |= {
-        refusals(window): promql.over(
-            over(REQUESTS, window, '{outcome="rejected"}'), over(REQUESTS, window, asked)
-        )
-        for window in ERROR_WINDOWS
-    }
-    return rules | {
+
+    def share(outcome: str, of: str, window: str) -> str:
+        return promql.over(over(REQUESTS, window, outcome), over(REQUESTS, window, of))
+
+    return {
+        **{errors(window): share('{outcome="error"}', answerable, window) for window in ERROR_WINDOWS},
+        **{refusals(window): share('{outcome="rejected"}', asked, window) for window in ERROR_WINDOWS},
         ANSWERABLE: over(REQUESTS, ERROR_WINDOWS[-1], answerable, "increase"),
         ASKED: over(REQUESTS, ERROR_WINDOWS[-1], asked, "increase"),
         # Each ingress has a queue of its own, and sees all replicas.

@@ -2,9 +2,10 @@
 
 import random
 import socket
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 
@@ -23,4 +24,26 @@ def free_ports(number: int) -> list[int]:
     for port in random.sample(range(20_000, 32_000), 100):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             free.append(port)
+    if len(free) < number:
+        raise OSError(
+            f"expected {number} free ports from 20000 to 32000; got {len(free)}; end what holds them"
+        )
     return free[:number]
+
+
+@contextmanager
+def repeated(action: Callable[[], object], period_s: float) -> Iterator[None]:
+    """`action`, again and again, beside what is done meanwhile."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(period_s):
+            action()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

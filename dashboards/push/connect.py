@@ -105,13 +105,14 @@ def attempt(what: str) -> Iterator[None]:
         ) from error
 
 
-def absent_is_none(what: str, read: Any, *arguments: Any) -> Any:
-    """What `read` returns, or None where Grafana answers 404."""
+def absent_is_none(read: Any, *arguments: Any) -> Any:
+    """What `read` returns, or None where Grafana answers 404. To be called in an `attempt`."""
+    from grafana_client.client import GrafanaException
+
     try:
-        with attempt(what):
-            return read(*arguments)
-    except PushError as error:
-        if error.status == 404:
+        return read(*arguments)
+    except GrafanaException as error:
+        if error.status_code == 404:
             return None
         raise
 

@@ -99,7 +99,7 @@ class Folder(Thing):
         self.after = self.before or {"title": settings.folder_title}
 
     def read(self) -> State | None:
-        found = absent_is_none(f"reading {self.label}", self.api.folder.get_folder, self.uid)
+        found = absent_is_none(self.api.folder.get_folder, self.uid)
         if found is None:
             return None
         if found.get("canSave") is False:
@@ -128,7 +128,7 @@ class Board(Thing):
         self.after = {"folderUid": settings.folder_uid, "dashboard": _plain(board)}
 
     def read(self) -> State | None:
-        found = absent_is_none(f"reading {self.label}", self.api.dashboard.get_dashboard, self.uid)
+        found = absent_is_none(self.api.dashboard.get_dashboard, self.uid)
         if found is None:
             self.version = None
             return None
@@ -186,7 +186,7 @@ class Group(Thing):
 
     def read(self) -> State | None:
         read = self.api.alertingprovisioning.get_rule_group
-        found = absent_is_none(f"reading {self.label}", read, self.folder_uid, self.uid)
+        found = absent_is_none(read, self.folder_uid, self.uid)
         for rule in self.api.alertingprovisioning.get_alertrules_all():
             if rule["uid"] in self.rule_uids and rule["folderUID"] != self.folder_uid:
                 raise PushError(

@@ -1,7 +1,7 @@
 """What vLLM's engine says of each step, for the metrics and for the cost of a step."""
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats
@@ -14,13 +14,19 @@ from service.routing.calibrate import Calibration
 from service.routing.policy import PREFILL_WINDOW
 
 
+class _Metrics(NamedTuple):
+    """What is told of an engine once it serves."""
+
+    latency: LatencyMetrics
+    steps: StepMetrics
+    scheduler: SchedulerMetrics
+
+
 class EngineLogger(StatLoggerBase):
     """Feeds the engine's own timings to the metrics, for streamed and plain requests alike."""
 
     def __init__(self, pool: PoolConfig) -> None:
-        self.metrics: LatencyMetrics | None = None
-        self._steps: StepMetrics | None = None
-        self._scheduler: SchedulerMetrics | None = None
+        self._metrics: _Metrics | None = None
         self._pool = pool
         self.prefill_per_step = 0.0
         self.calibration = Calibration(pool.step_model)
@@ -28,18 +34,16 @@ class EngineLogger(StatLoggerBase):
 
     def start_metrics(self) -> None:
         """From now on what the engine does is somebody's."""
-        self.metrics = LatencyMetrics(self._pool)
-        self._steps = StepMetrics(self._pool)
-        self._scheduler = SchedulerMetrics(self._pool)
+        self._metrics = _Metrics(
+            LatencyMetrics(self._pool), StepMetrics(self._pool), SchedulerMetrics(self._pool)
+        )
 
     def publish(self, running: int) -> None:
         """Say what is not said step by step."""
-        assert self.metrics is not None
-        assert self._steps is not None
-        self.metrics.publish(running)
-        assert self._scheduler is not None
-        self._steps.publish(self.calibration.learned)
-        self._scheduler.publish()
+        assert self._metrics is not None
+        self._metrics.latency.publish(running)
+        self._metrics.steps.publish(self.calibration.learned)
+        self._metrics.scheduler.publish()
 
     def log_engine_initialized(self) -> None:
         pass
@@ -51,19 +55,20 @@ class EngineLogger(StatLoggerBase):
             self._stepped_at_s = self._stepped_at_s if _busy(scheduler_stats) else None
         else:
             self._step(scheduler_stats, iteration_stats)
-        if self.metrics is None or self._scheduler is None:
+        if self._metrics is None:
             return
-        self._scheduler.step(scheduler_stats, iteration_stats)
+        self._metrics.scheduler.step(scheduler_stats, iteration_stats)
+        latency = self._metrics.latency
         for seconds in iteration_stats.time_to_first_tokens_iter:
-            self.metrics.ttft.observe(seconds)
+            latency.ttft.observe(seconds)
         for seconds in iteration_stats.inter_token_latencies_iter:
-            self.metrics.itl.observe(seconds)
+            latency.itl.observe(seconds)
         for request in iteration_stats.finished_requests:
             # vLLM's decode time is from the first token to the last.
             ttft_s = request.e2e_latency - request.decode_time
-            self.metrics.finished(ttft_s, request.e2e_latency, request.num_generation_tokens)
+            latency.finished(ttft_s, request.e2e_latency, request.num_generation_tokens)
         if iteration_stats.num_generation_tokens:
-            self.metrics.generated_tokens.inc(iteration_stats.num_generation_tokens)
+            latency.generated_tokens.inc(iteration_stats.num_generation_tokens)
 
     def _step(self, scheduler_stats: Any, iteration_stats: Any) -> None:
         """A step and the time since the one before, where the engine had work all along."""
@@ -71,10 +76,10 @@ class EngineLogger(StatLoggerBase):
         self._stepped_at_s = now_s if _busy(scheduler_stats) else None
         prefill = iteration_stats.prompt_token_stats.computed
         self.prefill_per_step += (prefill - self.prefill_per_step) / PREFILL_WINDOW
-        if last_s is not None and self._steps is not None:
+        if last_s is not None and self._metrics is not None:
             rows, seconds = iteration_stats.num_generation_tokens, now_s - last_s
             self.calibration.step(rows, prefill, 1000 * seconds)
-            self._steps.step(rows, prefill, seconds)
+            self._metrics.steps.step(rows, prefill, seconds)
 
 
 def _busy(scheduler_stats: Any) -> bool:

@@ -1,12 +1,12 @@
 """A board with every type of panel, and an exporter for it."""
 
 import random
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from waiting import repeated
 
 RATE = "[$__rate_interval]"
 POOL = '{pool=~"$pool"}'
@@ -15,7 +15,7 @@ POOL = '{pool=~"$pool"}'
 @contextmanager
 def exporter(port: int) -> Iterator[None]:
     """Two pools with a histogram, a counter and a gauge that move."""
-    registry, stop = CollectorRegistry(), threading.Event()
+    registry = CollectorRegistry()
     seconds = Histogram(
         "sample_seconds", "", ["pool"], registry=registry, buckets=(0.01, 0.02, 0.04, 0.08, 0.16)
     )
@@ -24,20 +24,16 @@ def exporter(port: int) -> Iterator[None]:
     dice = random.Random(1)
 
     def move() -> None:
-        while not stop.wait(0.1):
-            for pool, mean in (("one", 0.03), ("two", 0.06)):
-                seconds.labels(pool).observe(dice.expovariate(1 / mean))
-                moved.labels(pool).inc(2e6)
-                rows.labels(pool).set(8)
+        for pool, mean in (("one", 0.03), ("two", 0.06)):
+            seconds.labels(pool).observe(dice.expovariate(1 / mean))
+            moved.labels(pool).inc(2e6)
+            rows.labels(pool).set(8)
 
     server, thread = start_http_server(port, addr="127.0.0.1", registry=registry)
-    mover = threading.Thread(target=move)
-    mover.start()
     try:
-        yield
+        with repeated(move, 0.1):
+            yield
     finally:
-        stop.set()
-        mover.join()
         server.shutdown()
         thread.join()
 

@@ -53,26 +53,17 @@ def push(worker: "subprocess.Popen[str]", tmp_path: Path, fake: FakeGrafana) -> 
     return Pusher(worker, tmp_path, fake)
 
 
-def nth_write(number: int, answer: Callable[[], Answer | None]) -> Callable[[str, str], Answer | None]:
-    """For `before`: calls `answer` at the number-th write from now on, counted from 1."""
+def nth_request(
+    number: int, answer: Callable[[], Answer | None], reads: bool = False
+) -> Callable[[str, str], Answer | None]:
+    """For `before`: calls `answer` at the number-th write, or read, from now on, counted from 1."""
     left = [number]
 
     def before(method: str, path: str) -> Answer | None:
-        if method == "GET":
+        if (method == "GET") != reads:
             return None
         left[0] -= 1
         return answer() if left[0] == 0 else None
-
-    return before
-
-
-def nth_read(number: int, answer: Answer) -> Callable[[str, str], Answer | None]:
-    """For `before`: `answer` to the number-th read from now on, counted from 1."""
-    left = [number]
-
-    def before(method: str, path: str) -> Answer | None:
-        left[0] -= method == "GET"
-        return answer if method == "GET" and left[0] == 0 else None
 
     return before
 
@@ -187,7 +178,7 @@ def test_an_edit_made_meanwhile_is_not_written_over_unless_told(push: Pusher, fa
         there = fake.boards["deltalog-state"]["dashboard"]
         there |= {"title": "Theirs", "version": there["version"] + 1}
 
-    fake.before = nth_write(2, edit)
+    fake.before = nth_request(2, edit)
     error = push.refused()
     assert "writing board 'Ours 2': expected success, got 412" in error
     assert "--overwrite" in error
@@ -195,7 +186,7 @@ def test_an_edit_made_meanwhile_is_not_written_over_unless_told(push: Pusher, fa
     titles = [fake.boards[uid]["dashboard"]["title"] for uid in ("deltalog-slo", "deltalog-state")]
     assert titles == ["SLO overview", "Theirs"]
 
-    fake.before = nth_write(2, edit)
+    fake.before = nth_request(2, edit)
     push.done("--overwrite")
     assert fake.boards["deltalog-state"]["dashboard"]["title"] == "Ours 2"
 
@@ -211,7 +202,7 @@ def test_a_deleted_folder_is_made_again_with_all_in_it(push: Pusher, fake: FakeG
 
 
 def test_a_folder_deleted_meanwhile_is_said(push: Pusher, fake: FakeGrafana) -> None:
-    fake.before = nth_write(3, fake.folders.clear)
+    fake.before = nth_request(3, fake.folders.clear)
     error = push.refused()
     assert (
         "writing board 'DeltaLog': expected success, got 404; somebody has deleted it, or its folder" in error
@@ -223,14 +214,14 @@ def test_a_folder_deleted_meanwhile_is_said(push: Pusher, fake: FakeGrafana) -> 
 def test_an_outage_in_the_middle_leaves_nothing_half_written(
     push: Pusher, fake: FakeGrafana, number: int
 ) -> None:
-    fake.before = nth_write(number, lambda: OUTAGE)
+    fake.before = nth_request(number, lambda: OUTAGE)
     assert_all_as_before(push, fake)
 
 
 # The last write is the annotation: where Grafana makes it and says that it did not, it stays.
 @pytest.mark.parametrize("number", range(1, WRITES))
 def test_a_write_whose_answer_is_lost_is_taken_back_too(push: Pusher, fake: FakeGrafana, number: int) -> None:
-    fake.after = nth_write(number, lambda: OUTAGE)
+    fake.after = nth_request(number, lambda: OUTAGE)
     assert_all_as_before(push, fake)
 
 
@@ -244,7 +235,7 @@ def test_an_outage_in_the_middle_of_a_change_brings_the_old_back(
     push.groups[0]["rules"][1]["expr"] = "pool:tpot:mean > 0.2"
     push.groups[0]["rules"][3]["alert"] = "NoReplica"
     push.groups[1]["rules"].append({"alert": "Another", "expr": "up == 0"})
-    fake.before = nth_write(number, lambda: OUTAGE)
+    fake.before = nth_request(number, lambda: OUTAGE)
     assert_all_as_before(push, fake)
     fake.before = lambda method, path: None
     writes = len(fake.writes)
@@ -255,7 +246,7 @@ def test_an_outage_in_the_middle_of_a_change_brings_the_old_back(
 def test_a_refusal_in_the_middle_of_a_group_takes_back_its_first_rules(
     push: Pusher, fake: FakeGrafana
 ) -> None:
-    fake.before = nth_write(6, lambda: (403, {"message": "quota reached"}))
+    fake.before = nth_request(6, lambda: (403, {"message": "quota reached"}))
     assert "got 403" in push.refused()
     assert fake.state() == FakeGrafana().state()
 
@@ -270,7 +261,7 @@ def test_what_somebody_else_writes_before_the_outage_stays_theirs(push: Pusher, 
         there |= {"title": "Theirs", "version": there["version"] + 1}
         return OUTAGE
 
-    fake.before = nth_write(2, edit_and_fail)
+    fake.before = nth_request(2, edit_and_fail)
     error = push.refused()
     assert "- board 'New SLO overview': somebody else has changed it" in error
     assert fake.boards["deltalog-slo"]["dashboard"]["title"] == "Theirs"
@@ -300,7 +291,7 @@ def test_an_outage_that_lasts_is_told_with_what_is_left(push: Pusher, fake: Fake
         gone.append(1)
         return OUTAGE
 
-    third = nth_write(3, outage)
+    third = nth_request(3, outage)
     fake.before = lambda method, path: OUTAGE if gone else third(method, path)
     error = push.refused()
     assert "not these" in error
@@ -442,9 +433,9 @@ def all_reads(push: Pusher, fake: FakeGrafana) -> int:
 def test_a_read_that_fails_is_an_error_in_a_sentence(push: Pusher, fake: FakeGrafana, answer: Answer) -> None:
     push.done()
     for number in range(1, all_reads(push, fake) + 1):
-        fake.before = nth_read(number, answer)
+        fake.before = nth_request(number, lambda: answer, reads=True)
         push.refused()
-    fake.before = nth_write(1, lambda: None)
+    fake.before = lambda method, path: None
     assert "nothing to do" in push.done()
 
 
@@ -453,10 +444,10 @@ def test_a_read_that_says_nothing_does_no_harm(push: Pusher, fake: FakeGrafana, 
     """It may look like a thing that is not there; then it is written again."""
     push.done()
     for number in range(1, all_reads(push, fake) + 1):
-        fake.before = nth_read(number, (200, answer))
+        fake.before = nth_request(number, lambda: (200, answer), reads=True)
         result = push()
         assert result.returncode == 0 or result.stderr.startswith("error: ")
-    fake.before = nth_write(1, lambda: None)
+    fake.before = lambda method, path: None
     assert "nothing to do" in push.done()
 
 
@@ -466,7 +457,7 @@ def test_a_read_that_says_nothing_does_no_harm(push: Pusher, fake: FakeGrafana, 
 def test_a_write_that_somebody_else_answers_is_no_success(
     push: Pusher, fake: FakeGrafana, number: int, answer: str | None
 ) -> None:
-    fake.before = nth_write(number, lambda: (200, answer))
+    fake.before = nth_request(number, lambda: (200, answer))
     assert "as it was before this push" in push.refused()
-    fake.before = nth_write(1, lambda: None)
+    fake.before = lambda method, path: None
     push.done()

@@ -4,10 +4,8 @@ reach a real Alertmanager, and resolve once all is well again."""
 import asyncio
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from alerting import Inbox, receiving
 from load import Stream, all_ended, body, open_streams
 from prometheus import running_alertmanager, running_prometheus
 from running_service import RunningService, running, simulated
+from waiting import repeated
 
 from dashboards import rules
 
@@ -28,24 +27,6 @@ PLACES = 16
 STEP_MS = 10
 FIRES_S = 120
 TPOT_MS = 25
-
-
-@contextmanager
-def repeated(fault: Callable[[], object], period_s: float) -> Iterator[None]:
-    """`fault`, again and again, beside what is done meanwhile."""
-    over = threading.Event()
-
-    def run() -> None:
-        while not over.wait(period_s):
-            fault()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def asked(

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -11,12 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from engines import ADDITIONAL
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from waiting import free_ports
 
 
 def vllm_serve(model: Path, section: object, port: int, log: Path) -> subprocess.Popen:
@@ -42,7 +36,7 @@ def merges(client: httpx.Client) -> int:
 
 
 def test_vllm_serve_decodes_with_a_log(demo_model, tmp_path):
-    port, log = free_port(), tmp_path / "serve.log"
+    port, log = free_ports(1)[0], tmp_path / "serve.log"
     server = vllm_serve(demo_model, {"merge_interval": 8}, port, log)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
@@ -76,6 +70,6 @@ def test_vllm_serve_decodes_with_a_log(demo_model, tmp_path):
 @pytest.mark.parametrize("interval", [0, "fast"])
 def test_vllm_serve_refuses_a_bad_interval_at_once(demo_model, tmp_path, interval):
     log = tmp_path / "serve.log"
-    server = vllm_serve(demo_model, {"merge_interval": interval}, free_port(), log)
+    server = vllm_serve(demo_model, {"merge_interval": interval}, free_ports(1)[0], log)
     assert server.wait(90) != 0
     assert f'expected "auto" or an integer from 1 (write-through) to 64, got {interval!r}' in log.read_text()
