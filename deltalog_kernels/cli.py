@@ -145,12 +145,15 @@ def bench_serving(
         real_weights=real_weights,
         profile=profile,
     )
-    console = report.wide_console()
+    console, runs = report.wide_console(), serving.nothing_measured(job)
     with _explained():
-        listed = serving.rows(serving.run(job, pairs, console))
-        if output is not None:
-            serving.save(output, report.machine(commit) | {"vllm": version("vllm")}, job, listed)
-        console.print(serving.table(listed))
+        try:
+            serving.run(job, pairs, console, runs)
+        finally:
+            listed = serving.rows(runs)
+            if output is not None and listed:
+                serving.save(output, report.machine(commit) | {"vllm": version("vllm")}, job, listed)
+            console.print(serving.table(listed))
 
 
 def _measured(path: Path) -> dict[str, Any]:

@@ -71,10 +71,14 @@ Runs = dict[str, dict[int, list[Point]]]
 """Points by side and batch, one for each pair."""
 
 
-def run(job: Job, pairs: int, console: Console) -> Runs:
+def nothing_measured(job: Job) -> Runs:
+    return {side: {batch: [] for batch in job.batches} for side in SIDES}
+
+
+def run(job: Job, pairs: int, console: Console, runs: Runs) -> None:
     """Each pair starts a stock engine, then one with DeltaLog; both measure every batch. What an engine
-    measured is printed as it comes: it may take minutes to start."""
-    runs: Runs = {side: {batch: [] for batch in job.batches} for side in SIDES}
+    measured is printed and put into ``runs`` as it comes: it may take minutes to start, and a later batch may
+    not fit. Raises BenchError when an engine ends before its last batch."""
     with Progress(console=console) as progress:
         task = progress.add_task("batches", total=2 * pairs * len(job.batches))
         for _ in range(pairs):
@@ -84,7 +88,6 @@ def run(job: Job, pairs: int, console: Console) -> Runs:
                     runs[side][point.batch].append(point)
                     progress.console.print(f"{side}, {point.batch} requests: TPOT {point.tpot_ms:.3f} ms")
                     progress.advance(task)
-    return runs
 
 
 def _engine(job: Job) -> Iterator[Point]:
@@ -115,13 +118,14 @@ def _engine(job: Job) -> Iterator[Point]:
 
 
 def rows(runs: Runs) -> list[dict[str, Any]]:
-    """One row a batch: medians over the pairs, speed-up, share and the ceiling that follows from it."""
+    """One row a batch that both sides measured: medians over the pairs, speed-up, share and the ceiling that
+    follows from it."""
     built = []
     for batch, stock in runs["stock"].items():
         ours = runs["deltalog"][batch]
         if not stock or not ours:
             continue
-        ratios = [one.tpot_ms / other.tpot_ms for one, other in zip(stock, ours, strict=True)]
+        ratios = [one.tpot_ms / other.tpot_ms for one, other in zip(stock, ours, strict=False)]
         row: dict[str, Any] = {"batch": batch, "speed_up": statistics.median(ratios), "speed_ups": ratios}
         for side, points in (("stock", stock), ("deltalog", ours)):
             row[side] = {

@@ -58,6 +58,8 @@ class Text:
     forced: list[int]
 
 
+# What is kept of each position's log-probabilities: all, or the tokens at these indices.
+kept: slice | torch.Tensor = slice(None)
 # Log-probabilities by text and position; the engine runs in this process and writes here.
 _recorded: dict[int, list[list[torch.Tensor]]] = {}
 
@@ -107,7 +109,7 @@ class ForcedTokensV2(LogitsProcessor):
 
 
 def _record_and_force(index: int, forced: list[int], position: int, logits: torch.Tensor) -> torch.Tensor:
-    _recorded[index][position].append(logits.float().log_softmax(-1))
+    _recorded[index][position].append(logits.float().log_softmax(-1)[kept])
     only = torch.full_like(logits, -torch.inf)
     only[forced[position]] = 0
     return only
