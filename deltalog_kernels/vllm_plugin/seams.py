@@ -19,7 +19,10 @@ from vllm.model_executor.models.config import MODELS_CONFIG_MAP, VerifyAndUpdate
 from vllm.platforms import current_platform
 
 SUPPORTED_VLLM = "0.32"
-VERIFIED = {"cpu": ("Qwen3NextForCausalLM",), "cuda": ("Qwen3NextForCausalLM",)}
+VERIFIED = {
+    "cpu": ("Qwen3NextForCausalLM",),
+    "cuda": ("Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM", "KimiLinearForCausalLM"),
+}
 """Architectures whose decode with a log has passed the engine tests, by platform. The classes for Qwen3.5 and
 Kimi-Linear on CUDA are written; of their tests some have not been run yet."""
 _PACKAGE = "deltalog_kernels.vllm_plugin"
