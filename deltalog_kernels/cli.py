@@ -129,6 +129,9 @@ def bench_serving(
         bool, typer.Option("--real-weights", help="Load the directory's weights; else random ones.")
     ] = False,
     profile: Annotated[bool, typer.Option(help="Also say where a step's GPU time goes.")] = True,
+    engine_args: Annotated[
+        str, typer.Option(help="Further vLLM engine arguments of both sides, by Python name, as JSON.")
+    ] = "{}",
     output: Annotated[Path | None, typer.Option(help="Write the numbers here as JSON.")] = None,
     commit: Annotated[str, typer.Option(help="What the JSON says was measured.")] = "unknown",
 ) -> None:
@@ -144,6 +147,7 @@ def bench_serving(
         spread=spread,
         real_weights=real_weights,
         profile=profile,
+        engine_args=_json_object(engine_args, "--engine-args"),
     )
     console, runs = report.wide_console(), serving.nothing_measured(job)
     with _explained():
@@ -153,7 +157,21 @@ def bench_serving(
             listed = serving.rows(runs)
             if output is not None and listed:
                 serving.save(output, report.machine(commit) | {"vllm": version("vllm")}, job, listed)
-            console.print(serving.table(listed))
+            if listed:
+                console.print(serving.table(listed))
+            if cost := serving.cost(listed):
+                console.print(f"cost: {json.dumps(cost)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _json_object(text: str, option: str) -> dict[str, Any]:
+    """Raises typer.BadParameter for anything else."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: expected a JSON object, got {text!r}: {error}") from None
+    if not isinstance(value, dict):
+        raise typer.BadParameter(f"{option}: expected a JSON object, got {text!r}")
+    return value
 
 
 def _measured(path: Path) -> dict[str, Any]:
@@ -176,11 +194,13 @@ Measured = Annotated[
 
 @bench.command("plot")
 def bench_plot(measured: Measured) -> None:
-    """Draw the curves of a sweep beside its JSON, as PNG."""
-    from deltalog_kernels.bench import sweeps
+    """Draw the curves of a sweep or of `bench serving` beside its JSON, as PNG."""
+    from deltalog_kernels.bench import serving, sweeps
 
     with _explained():
-        sweeps.draw(_measured(measured), measured.with_suffix(".png"))
+        report = _measured(measured)
+        draw = serving.draw if "job" in report else sweeps.draw
+        draw(report, measured.with_suffix(".png"))
 
 
 @bench.command("predict")

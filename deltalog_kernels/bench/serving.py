@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from deltalog_kernels.bench import BenchError
+from deltalog_kernels.bench import BenchError, plots
+from deltalog_kernels.bench.plots import Curve
 
 RUNNER = "deltalog_kernels.vllm_plugin.decode_times"
 SIDES = ("stock", "deltalog")
@@ -35,7 +36,7 @@ class Job(BaseModel):
     gpu_memory_utilization: float = 0.9
     real_weights: bool = False
     profile: bool = True
-    engine_options: dict[str, Any] = {}
+    engine_args: dict[str, Any] = {}
 
     def tokens(self, batch: int, steps: int) -> int:
         """Tokens of each request: the first ones decode while the last prompts are still being read."""
@@ -172,6 +173,40 @@ def table(listed: list[dict[str, Any]]) -> Table:
             f"{row['state_write_bytes'] / 1e6:.0f}",
         )
     return built
+
+
+def cost(listed: list[dict[str, Any]]) -> dict[str, float] | None:
+    """Milliseconds for a pool's `cost`: a line through our TPOT over the batch, of whose slope the recurrent
+    kernel has its part. None without two batches that were profiled. A prompt token's part is not in it."""
+    profiled = [row for row in listed if "ceiling" in row]
+    if len(profiled) < 2:
+        return None
+    batches = [row["batch"] for row in profiled]
+    slope, fixed = statistics.linear_regression(batches, [row["deltalog"]["tpot_ms"] for row in profiled])
+    state, through = (
+        sum(row[side]["recurrent_ms"] for row in profiled) / sum(batches) for side in ("deltalog", "stock")
+    )
+    return {
+        "fixed_ms": round(max(0.0, fixed), 3),
+        "row_ms": round(max(0.0, slope - state), 5),
+        "state_ms": round(state, 5),
+        "write_through_state_ms": round(through, 5),
+    }
+
+
+def draw(measured: dict[str, Any], path: Path) -> None:
+    """TPOT of both sides over the batch, from what save() wrote. Raises BenchError without results."""
+    listed = measured.get("results") or []
+    if not listed:
+        raise BenchError("expected the JSON of `deltalog bench serving` with results, got none")
+    sides = (("DeltaLog", "deltalog", True), ("stock vLLM", "stock", False))
+    curves = [
+        Curve.through(label, {row["batch"]: row[side]["tpot_ms"] for row in listed}, ours=ours)
+        for label, side, ours in sides
+    ]
+    name = Path(measured["job"]["model"]).name
+    title = f"{measured['machine']}, vLLM {measured['vllm']}, commit {measured['commit']}"
+    plots.draw(path, title, ("requests that decode", "TPOT, ms"), {name: curves}, log_y=False)
 
 
 def save(output: Path, machine: dict[str, Any], job: Job, listed: list[dict[str, Any]]) -> None:

@@ -64,7 +64,7 @@ def _engine(job: Job, traces: str) -> LLM:
         additional_config={"gdn_prefill_backend": "triton"} | section,
         profiler_config=profiler if job.profile else None,
         **weights,
-        **job.engine_options,
+        **job.engine_args,
     )
 
 

@@ -23,8 +23,8 @@ VERIFIED = {
     "cpu": ("Qwen3NextForCausalLM",),
     "cuda": ("Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM", "KimiLinearForCausalLM"),
 }
-"""Architectures whose decode with a log has passed the engine tests, by platform. The classes for Qwen3.5 and
-Kimi-Linear on CUDA are written; of their tests some have not been run yet."""
+"""Architectures whose decode with a log has passed the engine tests, by platform. Dense Qwen3.5 and
+those with vision have classes too, of whose tests none has been run."""
 _PACKAGE = "deltalog_kernels.vllm_plugin"
 _GDN = "vllm.model_executor.layers.mamba.gdn"
 _BUILDER = "vllm.v1.attention.backends.gdn_attn:GDNAttentionMetadataBuilder"
