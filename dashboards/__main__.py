@@ -1,5 +1,6 @@
 """Command line of the boards: `python -m dashboards build|check|push|observe`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -61,4 +62,10 @@ def observe(
 
 
 if __name__ == "__main__":
-    app()
+    try:
+        app()
+    except ModuleNotFoundError as missing:
+        sys.exit(
+            f"expected the environment of `make setup`, got one without {missing.name}; "
+            "use .venv/bin/python -m dashboards (only push runs in Grafana's)"
+        )

@@ -20,6 +20,8 @@ LONG_QUEUE = 10
 REFUSED_SHARE = 0.2
 DOWN = 0.5
 """Mean number of ready replicas below which there is none most of the time."""
+MOSTLY_THERE = 0.8
+"""Of the replicas that a pool wants at least, the mean share below which they come and go."""
 DRAINED = 0.9
 """A queue below this share of its recent mean is on its way down."""
 PREDICTION_ERROR = 0.2
@@ -84,7 +86,7 @@ def _burns() -> list[Alert]:
         "measured in the engine, so time in the router's queue comes on top.",
         "Look at the queue, at the rate of prompt tokens and at mixed steps on the engine board. Add "
         "replicas, or move long prompts to a pool of their own. If only some replicas are late, look for "
-        "one that restarts or stands still.",
+        "one that restarts or stands still (step time by replica there).",
     )
     return [
         _burn(promise, long, short, factor, *runbook)
@@ -161,22 +163,25 @@ def _service() -> list[Alert]:
             ),
             "Requests fail by a fault of the service. Refusals for want of room (429, 503), bad requests "
             "and clients that leave do not count.",
-            "Take a request id from the ingress's log, where `outcome` is `error`, and look it up in the "
-            "log of the replica that `served_by` names. If all come from one replica, kill that one: "
-            "another is started. If they began with a new version or configuration, take it back.",
+            "Take a request from the ingress's log, where `outcome` is `error`, and read around its time in "
+            "the log whose name ends with its `served_by`: an engine that fails on a request names its id. "
+            "If all come from one replica, kill the process that the head of that log names: another is "
+            "started. If they began with a new version or configuration, take it back.",
         ),
         Alert(
             "DeltaLogScaleStuck",
             "warning",
             15 * MINUTE,
-            f"({rec.READY_REPLICAS} != {rec.WANTED_REPLICAS}) and changes({rec.READY_REPLICAS}[15m]) == 0",
+            f"(({rec.READY_REPLICAS} != {rec.WANTED_REPLICAS}) and changes({rec.READY_REPLICAS}[15m]) == 0) "
+            f"or avg_over_time({rec.READY_REPLICAS}[15m]) < {MOSTLY_THERE} * "
+            f"min_over_time({rec.WANTED_REPLICAS}[15m])",
             _pool("does not get the replicas that its load asks for"),
             _pool(
-                "{{ $value }} replicas generate, the load asks for another number, and for a quarter of an "
-                "hour none has come or gone."
+                '{{ $value | printf "%.0f" }} replicas generate, the load asks for another number, and for a '
+                "quarter of an hour none has come or gone, or those that come do not stay."
             ),
-            "The autoscaler has decided and nothing follows. Replicas cannot start, or cannot end because "
-            "requests hold them.",
+            "The autoscaler has decided and nothing follows. Replicas cannot start, fall again once they "
+            "have started, or cannot end because requests hold them.",
             "For too few: look for free nodes with the pool's accelerator and labels (engine board), and "
             "for a replica that fails at its start. For too many: look for streams that run for hours, and "
             "at `drain_timeout_s`. In a pool with `advisory` you are the one who scales: set `replicas`.",
@@ -231,8 +236,8 @@ def _log() -> list[Alert]:
             "The log does not pay: the pool would be faster without it. Or the configured cost is of "
             "another machine.",
             "Compare the decode batch with break-even on the Log board; below it, the log cannot pay. "
-            "Look for another process on the accelerator, and measure again with `deltalog bench`. Correct "
-            "`cost`, or set `merge_interval: 1` and send SIGHUP.",
+            "Look for another process on the accelerator, and measure again with `deltalog bench serving`, "
+            "whose last line is a `cost`. Correct it, or set `merge_interval: 1` and send SIGHUP.",
         ),
         Alert(
             "DeltaLogPredictionOff",
@@ -247,9 +252,9 @@ def _log() -> list[Alert]:
             ),
             "The router places requests by a wrong idea of a step. Too low, and the SLO is missed; too "
             "high, and replicas stay empty while requests wait.",
-            "Look whether the batch jumps after requests are placed, or whether one replica is slow: its "
-            "step time stands out. Steps are calibrated as they are taken, so a change of load may mend "
-            "itself within the hour. If it stays, measure `cost` again.",
+            "Look whether the batch jumps after requests are placed, or whether one replica is slow (step "
+            "time by replica, engine board). Steps are calibrated as they are taken, so a change of load may "
+            "mend itself within the hour. If it stays, measure `cost` again with `deltalog bench serving`.",
         ),
         Alert(
             "DeltaLogDecodesAsStock",

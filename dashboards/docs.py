@@ -9,7 +9,10 @@ Made by `python -m dashboards build` from the declarations in `service/metrics/`
 
 Every series has the labels `pool` and `model`. Ray adds its own, among them `deployment`, `replica` and
 `WorkerId`: aggregate with `sum by (pool, model)`, and gauges that all replicas or ingresses repeat with
-`max by (pool, model)`. A histogram has the series `_bucket`, `_sum` and `_count`.
+`max by (pool, model)`. A histogram has the series `_bucket`, `_sum` and `_count`. To see them where
+the service runs, by its `metrics_port`:
+
+    curl -s http://127.0.0.1:8090/metrics | grep ray_deltalog
 """
 COLUMNS = ("metric", "type", "unit", "labels", "meaning")
 

@@ -37,14 +37,14 @@ class Query:
 
 
 def stat_panel(title: str, description: str, unit: str, *queries: Query, steps: Steps = ()) -> stat.Panel:
-    """A figure for each pool, with its course behind it."""
-    panel = stat.Panel().height(4).graph_mode(common_model.BigValueGraphMode.AREA)
+    """A figure for each pool as it is now: over a range, an idle pool would keep its last one."""
+    panel = stat.Panel().height(4).graph_mode(common_model.BigValueGraphMode.NONE)
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     panel.text_mode(common_model.BigValueTextMode.VALUE_AND_NAME).no_value("idle")
     colors = [model.Threshold(value, color) for value, color in ((None, "green"), *steps)]
     panel.thresholds(dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(colors))
     panel.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.THRESHOLDS))
-    return _filled(panel, title, description, unit, queries)
+    return _filled(panel, title, description, unit, queries, instant=True)
 
 
 def line_panel(
@@ -82,17 +82,20 @@ def heat_panel(title: str, description: str, unit: str, buckets: str) -> heatmap
     return panel.with_target(_target("A", Query(buckets, "{{le}}")).format(PromQueryFormat.HEATMAP))
 
 
-def _target(ref_id: str, query: Query) -> prometheus.Dataquery:
-    target = prometheus.Dataquery().datasource(DATASOURCE).ref_id(ref_id).range()
+def _target(ref_id: str, query: Query, instant: bool = False) -> prometheus.Dataquery:
+    target = prometheus.Dataquery().datasource(DATASOURCE).ref_id(ref_id)
+    target = target.instant() if instant else target.range()
     return target.expr(query.expr).legend_format(query.legend)
 
 
-def _filled(panel: P, title: str, description: str, unit: str, queries: Sequence[Query]) -> P:
+def _filled(
+    panel: P, title: str, description: str, unit: str, queries: Sequence[Query], instant: bool = False
+) -> P:
     # Links name a panel by its number: it follows from the title, so that no new panel moves it.
     panel.id(zlib.crc32(title.encode()) % 100_000 + 1)
     panel.title(title).description(description).unit(unit).datasource(DATASOURCE)
     for ref_id, query in zip(ascii_uppercase, queries, strict=False):
-        panel.with_target(_target(ref_id, query))
+        panel.with_target(_target(ref_id, query, instant))
     return panel
 
 

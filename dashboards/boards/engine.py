@@ -20,7 +20,8 @@ RAY_METRICS = {
     "actors": "ray_actors",
 }
 """Metrics that Ray itself exports; those of GPUs only where a node has one."""
-RAY_LABELS = ("instance", "GpuIndex", "State")
+RAY_LABELS = ("instance", "GpuIndex", "State", "replica")
+"""Ray's own labels by which a panel may split its series."""
 
 
 def _node(name: str, *by: str) -> str:
@@ -95,6 +96,13 @@ def build() -> dict[str, Any]:
             "mixed grows, chunks of prompts are too large for the ITL that you want.",
             "s",
             Query(over(rate(STEP_SECONDS, "mode"), rate(STEPS, "mode")), "{{pool}} {{mode}}"),
+        ),
+        line_panel(
+            "Step time by replica",
+            "Mean time of a step in each replica. If one leaves the others at the same batch, its node or "
+            "its accelerator is slow: see the nodes below, or end that replica and another is started.",
+            "s",
+            Query(over(rate(STEP_SECONDS, "replica"), rate(STEPS, "replica")), "{{pool}} {{replica}}"),
         ),
         line_panel(
             "Steps by mode",

@@ -109,7 +109,7 @@ def build() -> dict[str, Any]:
         ),
         line_panel(
             "Time of a decision",
-            "Time that the policy takes to choose a replica. If p99 passes a millisecond, the ingress lacks "
+            "Time that the policy takes to choose a replica. If p99 passes 10 ms, the ingress lacks "
             "processor time: add ingress replicas.",
             "s",
             Query(quantile(0.5, DECISION_SECONDS), "{{pool}} p50"),

@@ -215,7 +215,7 @@ class VllmEngine:
         except Exception as error:
             refusal = create_error_response(error).error.model_dump()
             if refusal["code"] >= 500 and not self._llm.errored:
-                logger.exception("vLLM failed on a request.")
+                logger.exception("vLLM failed on request %s.", call.request_id)
             raise self._api_error(refusal, call) from error
         if hasattr(result, "error"):
             raise self._api_error(result.error.model_dump(), call)

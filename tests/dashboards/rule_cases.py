@@ -232,6 +232,15 @@ CASES: dict[str, list[Case]] = {
             scaling("2x10 3x10 4x10 5x10 6x10 7x10", "1x10 2x10 3x10 4x10 5x10 6x10"),
         ),
         Case("a pool that does not scale", "40m", one(READY, "1x60")),
+        # As wanted for one minute in five: never still, and never apart for long.
+        Case(
+            "replicas fall again",
+            "50m",
+            scaling("4x60", "4 1 2 3 1 4 1 2 3 1 " * 6),
+            (Fires("warning", "2"),),
+        ),
+        Case("one of many restarts now and then", "35m", scaling("8x60", "8x10 7x2 8x10 7x2 8x30")),
+        Case("one of ten is missing", "40m", scaling("10x60", "9x60"), (Fires("warning", "9"),)),
     ],
     "DeltaLogMetricsAbsent": [
         Case(
@@ -367,6 +376,9 @@ BREAKS = [
     ("DeltaLogErrorRatio", "ratio_rate30m > 0.05 and", "ratio_rate5m > 0.05 and"),
     ("DeltaLogErrorRatio", "increase30m >= 20", "increase30m >= 0"),
     ("DeltaLogScaleStuck", "!=", ">"),
+    ("DeltaLogScaleStuck", "< 0.8 *", "< 0.5 *"),
+    ("DeltaLogScaleStuck", "< 0.8 *", "< 1 *"),
+    ("DeltaLogScaleStuck", " or avg_over_time", " and avg_over_time"),
     ("DeltaLogScaleStuck", ":max[15m]) == 0", ":max[15m]) >= 0"),
     ("DeltaLogMetricsAbsent", "absent(ray_deltalog_requests_total)", "absent(ray_deltalog_merges_total)"),
     ("DeltaLogNeverMerges", "unless", "and"),
