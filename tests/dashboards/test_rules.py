@@ -9,6 +9,7 @@ import pytest
 import yaml
 from prometheus import binary
 from rule_cases import BREAKS, CASES, Case
+from rule_courses import COURSES
 
 from dashboards import rules
 from dashboards.alerts import ALERTS
@@ -30,21 +31,28 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def unit_test(
     folder: Path, groups: list[dict[str, Any]], alert: str, cases: list[Case]
 ) -> subprocess.CompletedProcess[str]:
-    """Let promtool judge the cases of one alert by these rules, of which it takes those that matter."""
+    """Let promtool judge the cases of one alert."""
+    return judged(folder, groups, alert, [as_promtool(alert, case) for case in cases])
+
+
+def judged(
+    folder: Path, groups: list[dict[str, Any]], alert: str, tests: list[dict[str, Any]]
+) -> subprocess.CompletedProcess[str]:
+    """What promtool says of these rules, of which it takes those that matter to the alert."""
     read = reads(groups, alert)
     matter = [
         {**group, "rules": [rule for rule in group["rules"] if rule.get("record", rule.get("alert")) in read]}
         for group in groups
     ]
     (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": matter}))
-    tests = {
+    file = {
         "rule_files": ["rules.yaml"],
         "evaluation_interval": "1m",
         # Recorded series first, as their groups have it in the file.
         "group_eval_order": [group["name"] for group in groups],
-        "tests": [as_promtool(alert, case) for case in cases],
+        "tests": tests,
     }
-    (folder / "test.yaml").write_text(yaml.safe_dump(tests, sort_keys=False))
+    (folder / "test.yaml").write_text(yaml.safe_dump(file, sort_keys=False))
     return promtool("test", "rules", folder / "test.yaml")
 
 
@@ -57,6 +65,29 @@ def reads(groups: list[dict[str, Any]], name: str) -> set[str]:
                 for series in re.findall(r"pool_model\w*:[\w:]+", rule["expr"]):
                     found |= reads(groups, series)
     return found
+
+
+def course_test(folder: Path, groups: list[dict[str, Any]], alert: str) -> subprocess.CompletedProcess[str]:
+    """Let promtool judge the courses of one alert."""
+    tests = [
+        {
+            "interval": "1m",
+            "name": course.name,
+            "input_series": [{"series": name, "values": values} for name, values in course.series.items()],
+            "promql_expr_test": [
+                {
+                    "expr": f'sum(ALERTS{{alertname="{alert}", alertstate="firing", '
+                    f'severity="{course.severity}"}}) or vector(0)',
+                    "eval_time": f"{minute}m",
+                    "exp_samples": [{"labels": "{}", "value": fires}],
+                }
+                for minute, fires in ((course.quiet, 0), (course.fires, 1))
+                if minute is not None
+            ],
+        }
+        for course in COURSES[alert]
+    ]
+    return judged(folder, groups, alert, tests)
 
 
 def as_promtool(alert: str, case: Case) -> dict[str, Any]:
@@ -112,6 +143,12 @@ def test_every_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
 @pytest.mark.parametrize("alert", CASES)
 def test_an_alert_fires_when_it_should_and_says_so(alert: str, tmp_path: Path) -> None:
     judged = unit_test(tmp_path, rules.groups(), alert, CASES[alert])
+    assert judged.returncode == 0, judged.stdout + judged.stderr
+
+
+@pytest.mark.parametrize("alert", COURSES)
+def test_an_alert_begins_when_it_should(alert: str, tmp_path: Path) -> None:
+    judged = course_test(tmp_path, rules.groups(), alert)
     assert judged.returncode == 0, judged.stdout + judged.stderr
 
 
