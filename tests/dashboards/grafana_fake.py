@@ -23,6 +23,7 @@ SECOND = {"id": 2, "uid": "prom-b", "name": "Second", "type": "prometheus", "isD
 LOKI = {"id": 3, "uid": "loki", "name": "Logs", "type": "loki", "isDefault": False}
 
 Answer = tuple[int, Any]
+LOGIN_PAGE = "/login"
 
 
 class RefusedError(Exception):
@@ -76,6 +77,8 @@ class FakeGrafana:
         return instead or answered
 
     def _operate(self, method: str, path: str, query: str, token: str, body: Any) -> Answer:
+        if path == LOGIN_PAGE:
+            return 200, "a login page"
         if path != "/api/health" and token not in (TOKEN, READER_TOKEN):
             return 401, {"message": "Invalid API key"}
         if method != "GET" and token == READER_TOKEN:
@@ -344,6 +347,8 @@ def serving(fake: FakeGrafana) -> Iterator[FakeGrafana]:
                 )
                 payload = b"" if status == 204 else json.dumps(answer).encode()
             self.send_response(status)
+            if status // 100 == 3:
+                self.send_header("location", answer)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(payload)))
             self.end_headers()

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from deploy import setup_grafana
-from tests.dashboards.grafana_fake import READER_TOKEN, TOKEN, Answer, FakeGrafana, serving
+from tests.dashboards.grafana_fake import LOGIN_PAGE, READER_TOKEN, TOKEN, Answer, FakeGrafana, serving
 from tests.dashboards.mcp_judge import Judge
 from tests.dashboards.pusher import BOARDS, WORKER, Pusher
 
@@ -429,7 +429,10 @@ def all_reads(push: Pusher, fake: FakeGrafana) -> int:
     return len(seen)
 
 
-@pytest.mark.parametrize("answer", [OUTAGE, (429, {"message": "slow down"}), (200, "a login page")], ids=str)
+READS = [OUTAGE, (429, {"message": "slow down"}), (200, "a login page"), (302, LOGIN_PAGE)]
+
+
+@pytest.mark.parametrize("answer", READS, ids=str)
 def test_a_read_that_fails_is_an_error_in_a_sentence(push: Pusher, fake: FakeGrafana, answer: Answer) -> None:
     push.done()
     for number in range(1, all_reads(push, fake) + 1):
@@ -453,11 +456,11 @@ def test_a_read_that_says_nothing_does_no_harm(push: Pusher, fake: FakeGrafana, 
 
 # The last two: the second group, which its one rule has made already, and the annotation.
 @pytest.mark.parametrize("number", range(1, WRITES - 1))
-@pytest.mark.parametrize("answer", ["a login page", None], ids=str)
+@pytest.mark.parametrize("answer", [(200, "a login page"), (200, None), (302, LOGIN_PAGE)], ids=str)
 def test_a_write_that_somebody_else_answers_is_no_success(
-    push: Pusher, fake: FakeGrafana, number: int, answer: str | None
+    push: Pusher, fake: FakeGrafana, number: int, answer: Answer
 ) -> None:
-    fake.before = nth_request(number, lambda: (200, answer))
+    fake.before = nth_request(number, lambda: answer)
     assert "as it was before this push" in push.refused()
     fake.before = lambda method, path: None
     push.done()
