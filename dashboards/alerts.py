@@ -165,7 +165,7 @@ def _service() -> list[Alert]:
             "and clients that leave do not count.",
             "Take a request from the ingress's log, where `outcome` is `error`, and read around its time in "
             "the log whose name ends with its `served_by`: an engine that fails on a request names its id. "
-            "If all come from one replica, kill the process that the head of that log names: another is "
+            "If all come from one replica, kill the `process` that the log names: another is "
             "started. If they began with a new version or configuration, take it back.",
         ),
         Alert(

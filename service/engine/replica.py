@@ -36,7 +36,6 @@ class EngineReplica:
         self._demands: dict[str, tuple[float, Demand]] = {}
         self._held = 0
         self._dead = False
-        logger.info("Replica of pool %r: process %d.", pool.name, os.getpid())
         self.engine = _engine(pool)
         await self.engine.start()
         self._metrics.started()
