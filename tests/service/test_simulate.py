@@ -23,6 +23,7 @@ from service.sim.world import World
 
 ROOT = Path(__file__).parents[2]
 DAY = ROOT / "deploy" / "sim" / "day.yaml"
+MEASURED = ROOT / "deltalog_kernels" / "bench" / "results" / "h200-2026-12-01-serving-qwen3.6-35b-a3b.json"
 TRACES = ROOT.parent / "shared" / "data" / "traces"
 H200 = SimPool(
     name="h200",
@@ -61,6 +62,18 @@ def day(policy: str, with_log: bool = True) -> Row:
         through = {"state_ms": pool.write_through_state_ms, "write_through_state_ms": None}
         told = told.model_copy(update={"pools": (pool.model_copy(update=through),)})
     return Row.of(policy, told, World(told, policy).run())
+
+
+def test_the_steps_of_the_day_are_those_of_an_engine_on_an_h200():
+    """Its constants are a straight line; the experts of the model bend the measured one a little."""
+    pool = yaml.safe_load(DAY.read_text())["pools"][0]
+    states = {"stock": pool["write_through_state_ms"], "deltalog": pool["state_ms"]}
+    results = json.loads(MEASURED.read_text())["results"]
+    assert [row["batch"] for row in results] == [64, 256, 512]
+    for row in results:
+        for side, state_ms in states.items():
+            simulated_ms = pool["fixed_ms"] + row["batch"] * (pool["row_ms"] + state_ms)
+            assert row[side]["tpot_ms"] == pytest.approx(simulated_ms, rel=0.1)
 
 
 def test_one_request_by_hand():
