@@ -141,7 +141,7 @@ def bench_serving(
     job = serving.Job(
         model=str(model),
         merge_interval=int(merge_interval) if merge_interval.isdigit() else merge_interval,
-        batches=[int(batch) for batch in batches.split(",")],
+        batches=_counts(batches, "--batches"),
         prompt_tokens=prompt_tokens,
         steps=steps,
         spread=spread,
@@ -161,6 +161,14 @@ def bench_serving(
                 console.print(serving.table(listed))
             if cost := serving.cost(listed):
                 console.print(f"cost: {json.dumps(cost)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _counts(text: str, option: str) -> list[int]:
+    """Raises typer.BadParameter for what is no list of numbers of requests."""
+    counts = [int(part) for part in text.split(",") if part.isdecimal() and int(part)]
+    if len(counts) != len(text.split(",")):
+        raise typer.BadParameter(f"{option}: expected numbers of requests such as 1,64,256, got {text!r}")
+    return counts
 
 
 def _json_object(text: str, option: str) -> dict[str, Any]:

@@ -83,8 +83,17 @@ def test_a_plot_of_both_sides(tmp_path):
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("given", ["[1]", "{"])
-def test_engine_arguments_are_a_json_object(tmp_path, given):
-    ran = bench(tmp_path, "--engine-args", given)
+@pytest.mark.parametrize(
+    ("option", "given", "expected"),
+    [
+        ("--engine-args", "[1]", "expected a JSON object"),
+        ("--engine-args", "{", "expected a JSON object"),
+        ("--batches", "8,", "expected numbers of requests"),
+        ("--batches", "0", "expected numbers of requests"),
+        ("--batches", "many", "expected numbers of requests"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_an_engine_starts(tmp_path, option, given, expected):
+    ran = bench(tmp_path, option, given)
     assert ran.exit_code == 2
-    assert "expected a JSON object" in ran.output
+    assert expected in ran.output
